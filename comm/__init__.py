@@ -1,0 +1,1 @@
+"""Ordered, isolated communication for several forward passes on the same devices."""

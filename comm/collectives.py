@@ -1,0 +1,69 @@
+"""The requests a forward pass may make of the world, and the only place that yields.
+
+A forward pass is an ``async def`` that suspends at every collective. It is not asyncio: whoever
+drives it (the sequencer, `run_straight`, a test) answers the request it suspended on. Everything
+above the trap is ordinary ``await``; nothing else in this project contains a ``yield`` that
+suspends a forward pass.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """Every member's payload, in group order. All members' payloads have the same shape.
+
+    The answer is a list with one payload per member, the caller's own included.
+    """
+
+    role: str
+    stage: str
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Rows of `payload` change hands inside a group; nothing is summed.
+
+    The first ``send[0]`` rows go to member 0, the next ``send[1]`` to member 1, and so on;
+    ``recv[i]`` rows come from member i. The answer holds the received rows, member 0's first.
+    """
+
+    role: str
+    stage: str
+    payload: Any
+    send: tuple[int, ...]
+    recv: tuple[int, ...]
+
+
+Collective = Gather | Exchange
+Forward = Coroutine[Any, Any, Any]
+"""A forward pass: suspends on a `Collective`, is resumed with its answer, returns its output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Wait until a posted collective is done and answer with its result (engine level)."""
+
+    communicator: Any
+    handle: Any
+    where: str
+    """Epoch, step, path and stage in words, for the error of a wait that never ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Park:
+    """Nothing to do on any rank: sleep until the inbox stirs, at most `ms` milliseconds."""
+
+    ms: int
+
+
+@types.coroutine
+def perform(request: Any) -> Generator[Any, Any, Any]:
+    """Suspend on `request`; the driver's answer is returned. The one trap of the project."""
+    return (yield request)

@@ -1,0 +1,1 @@
+"""Text environments with the gymnasium API. Imports gymnasium only."""

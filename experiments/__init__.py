@@ -1,0 +1,1 @@
+"""One file a question; imports the library, nothing imports it."""

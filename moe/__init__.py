@@ -1,0 +1,1 @@
+"""Mixture-of-Experts language models whose forward pass suspends at every collective."""

@@ -1,0 +1,1 @@
+"""Ways to start the ranks of a job: one process, torchrun, Ray."""
