@@ -1,0 +1,71 @@
+"""What one rank did, ticket by ticket: the raw material of traces, summaries and post-mortems.
+
+Times are seconds of the clock handed to the sequencer (on one host: the same monotonic clock for
+every rank). The journal keeps everything or, with a bound, the last `limit` tickets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicketRecord:
+    """One collective of one path on one rank."""
+
+    step: int
+    seq: int
+    """Global position in the agreed order; the same on every rank."""
+    path: str
+    role: str
+    stage: str
+    comm_seq: int
+    members: tuple[int, ...]
+    """Ranks that take part."""
+    resumed_at: float
+    """The path's computation up to this collective began."""
+    posted_at: float
+    """The computation ended and the collective was posted."""
+    settled_at: float
+    """The result was there and the path took it."""
+    waited_s: float
+    """Of the time between posted and settled, what this rank spent waiting and doing nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step of one rank; agreed numbers are the same on every rank."""
+
+    step: int
+    version: int
+    began_at: float
+    ended_at: float
+    decoding: int
+    """Agreed: the largest number of decode rows any rank proposed (0: nobody decodes)."""
+    started: tuple[str, ...]
+    """Agreed: paths whose forward pass began in this step."""
+    finished: tuple[str, ...]
+    """Agreed: paths whose forward pass returned in this step."""
+    rows: tuple[tuple[str, int], ...]
+    """This rank's rows in each path that began in this step."""
+    num_tickets: tuple[tuple[str, int], ...]
+    """Agreed: tickets of each path in this step."""
+    control_bytes: int
+    """Bytes this rank sent over the control group for this step."""
+    waited_s: float
+    """Seconds this rank spent waiting (exchange, collectives, parked) and not computing."""
+    parked_ms: int
+
+
+class Journal:
+    """Appends records; `tail` is what an error quotes."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.tickets: deque[TicketRecord] = deque(maxlen=limit)
+        self.steps: deque[StepRecord] = deque(maxlen=limit)
+
+    def tail(self, count: int = 8) -> str:
+        """The last tickets in words, oldest first."""
+        last = list(self.tickets)[-count:]
+        return "; ".join(f"{t.seq} {t.path}/{t.role} {t.stage}" for t in last) or "no ticket yet"
