@@ -1,0 +1,302 @@
+"""Everything a rollout can be told, as one frozen tree that is complete before anything starts.
+
+A component receives its own section, never the tree. Each field's description is its reference
+documentation. Reading a tree from TOML, presets and ``--set`` is in `config_file`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Scalar = bool | int | float | str
+
+PLANNED_MODES = ("chunked", "disaggregated", "replicas", "whole_forward")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used. The message says what is wrong, where, and what to do."""
+
+
+class Section(BaseModel):
+    """Frozen, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+
+class ModelSection(Section):
+    """Which model generates."""
+
+    path: str = Field(
+        default="smollm2-moe",
+        min_length=1,
+        description="A folder in Hugging Face format, or the name of a model that is built into "
+        "the cache folder: smollm2-moe, tiny-qwen3-moe, tiny-mixtral.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Type of weights and cache; auto takes the one the checkpoint names.",
+    )
+    max_context: int | None = Field(
+        default=None,
+        ge=1,
+        description="Longest trajectory in tokens; by default what the model allows.",
+    )
+
+
+class Layout(Section):
+    """How one model is spread over ranks."""
+
+    world: int = Field(default=1, ge=1, description="Number of ranks.")
+    tp: int = Field(
+        default=1, ge=1, description="Ranks that share one attention by heads (for now only 1)."
+    )
+
+    @property
+    def dp(self) -> int:
+        """Number of data-parallel groups: each schedules its own trajectories."""
+        return self.world // self.tp
+
+    @property
+    def ep(self) -> int:
+        """Number of ranks the experts are spread over: all of them."""
+        return self.world
+
+    @model_validator(mode="after")
+    def _attention_is_data_parallel(self) -> Layout:
+        if self.tp != 1:
+            raise ValueError(
+                f"tp={self.tp}: attention is not split by heads yet; use tp=1, "
+                f"which gives every one of the {self.world} ranks its own trajectories"
+            )
+        return self
+
+
+class Launch(Section):
+    """Where the ranks run and how long they wait for one another."""
+
+    kind: Literal["local", "torchrun", "ray"] = Field(
+        default="ray",
+        description="ray: one actor a rank; torchrun: the processes torchrun started; "
+        "local: all ranks in this process, for tests and debugging.",
+    )
+    address: str | None = Field(
+        default=None,
+        description="Ray cluster to join; by default one is started on this machine.",
+    )
+    backend: Literal["gloo", "nccl"] = Field(
+        default="gloo", description="Process groups between ranks: gloo on CPU, nccl on GPU."
+    )
+    connect_timeout_s: float = Field(
+        default=30.0, gt=0, description="All ranks have found one another within this time."
+    )
+    load_timeout_s: float = Field(
+        default=300.0, gt=0, description="Weights are loaded and the first steps done within it."
+    )
+    exchange_timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest wait for the proposals of the other ranks."
+    )
+    ticket_timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest wait for one collective of a forward pass."
+    )
+    interleaving_seed: int = Field(
+        default=0, ge=0, description="local only: the order in which ranks take their turns."
+    )
+    serial_device_slots: int = Field(
+        default=0,
+        ge=0,
+        description="local only: emulate devices that run collectives in strict order, with so "
+        "many slots; 0 is off.",
+    )
+
+
+class SchedulerSection(Section):
+    """How a rank divides its steps and its memory. No choice here changes a token."""
+
+    chunk_tokens: int = Field(
+        default=256, ge=1, description="Most prefill tokens per rank and forward pass."
+    )
+    max_running: int = Field(
+        default=32, ge=1, description="Most sequences decoding per rank and step."
+    )
+    num_blocks: int = Field(
+        default=512, ge=1, description="KV cache of a rank, in blocks of 64 tokens."
+    )
+    chunk_steps: int = Field(
+        default=3, ge=1, description="Steps a prefill chunk may span while anybody decodes."
+    )
+    start_tokens: int = Field(
+        default=1, ge=1, description="A chunk starts once so many tokens wait on a rank, ..."
+    )
+    start_steps: int = Field(
+        default=4, ge=1, description="... or once the oldest of them has waited so many steps."
+    )
+    park_ms: int = Field(
+        default=5, ge=0, description="Longest sleep of a step in which no rank has work."
+    )
+
+
+class Sampling(Section):
+    """How tokens are drawn, and what ends a turn."""
+
+    temperature: float = Field(default=1.0, ge=0, le=100, description="0 is greedy.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Keep the most likely tokens up to this mass."
+    )
+    top_k: int = Field(default=0, ge=0, description="Keep the k most likely tokens; 0 keeps all.")
+    max_tokens: int = Field(default=64, ge=1, description="Most tokens of one turn.")
+    stop_token_ids: tuple[int, ...] = Field(
+        default=(), strict=False, description="Tokens that end a turn, besides the model's own."
+    )
+    stop_strings: tuple[str, ...] = Field(
+        default=(), strict=False, description="Texts that end a turn once they appear in it."
+    )
+
+    @field_validator("stop_token_ids")
+    @classmethod
+    def _ids_are_ids(cls, ids: tuple[int, ...]) -> tuple[int, ...]:
+        for token_id in ids:
+            if token_id < 0:
+                raise ValueError(f"{token_id} is no token id: ids start at 0")
+        return ids
+
+    @field_validator("stop_strings")
+    @classmethod
+    def _strings_are_not_empty(cls, strings: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in strings:
+            raise ValueError("an empty stop string would end every turn at once: remove it")
+        return strings
+
+
+class Environments(Section):
+    """The processes environments live in, and what they may take."""
+
+    num_processes: int = Field(default=2, ge=1, description="Processes that hold environments.")
+    episodes_per_process: int = Field(
+        default=8, ge=1, description="Episodes alive at once in each of them."
+    )
+    step_timeout_s: float = Field(
+        default=30.0, gt=0, description="An episode whose step takes longer ends with an error."
+    )
+    reset_timeout_s: float = Field(
+        default=60.0, gt=0, description="The same for its reset, which may load data."
+    )
+    cpus_per_process: float = Field(
+        default=0.25, ge=0, description="ray only: share of a core each process reserves."
+    )
+    max_turns: int | None = Field(
+        default=None, ge=1, description="Turns after which an episode is cut off; none by default."
+    )
+
+
+class Rewards(Section):
+    """Rewards that are computed after an episode, on top of the environment's own."""
+
+    reward_fn: str | None = Field(
+        default=None, description="A function to import, as module:function."
+    )
+    per: Literal["trajectory", "group"] = Field(
+        default="trajectory",
+        description="What the function receives: one trajectory, or all of a group at once.",
+    )
+
+    @field_validator("reward_fn")
+    @classmethod
+    def _is_an_import_path(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+            raise ValueError(f"{value!r} is not of the form module:function")
+        return value
+
+
+class TaskSection(Section):
+    """A run of episodes in one environment."""
+
+    env: str = Field(min_length=1, description="Name of the environment.")
+    count: int = Field(
+        default=1,
+        ge=0,
+        description="Number of tasks; with a file, of its first rows (0: every row).",
+    )
+    seed_start: int = Field(
+        default=0, ge=0, description="Seed of the first task; the next ones count up from it."
+    )
+    params: dict[str, Scalar] = Field(
+        default_factory=dict, description="Arguments of the environment's constructor."
+    )
+    group_size: int = Field(
+        default=1, ge=1, description="Trajectories per task, which share its seed and group id."
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Most tokens of one turn here; sampling's by default."
+    )
+    file: str | None = Field(
+        default=None, description="JSON Lines, CSV or Parquet file with one task a row."
+    )
+    prompt_column: str = Field(
+        default="prompt", min_length=1, description="Column of the file that holds the prompt."
+    )
+    answer_column: str | None = Field(
+        default=None, description="Column that holds the expected answer, if there is one."
+    )
+
+
+class RolloutConfig(Section):
+    """One rollout: the model, the ranks, the environments and the tasks."""
+
+    mode: Literal["serial", "multiplexed"] = Field(
+        default="multiplexed",
+        description="How prefill and decode share the ranks: one after the other, or interleaved "
+        "at collective boundaries.",
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the sampling noise.")
+    numerics: Literal["exact"] = Field(
+        default="exact",
+        description="exact: tokens do not depend on mode, batch, chunking or number of ranks.",
+    )
+    arrival_seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Shuffles the order in which tasks enter; by default the order given. "
+        "Trajectory ids are those of the order given either way.",
+    )
+    results_queue: int = Field(
+        default=64,
+        ge=1,
+        description="Finished trajectories held for the caller before new episodes wait.",
+    )
+    model: ModelSection = Field(default=ModelSection(), description="Which model generates.")
+    layout: Layout = Field(default=Layout(), description="How it is spread over ranks.")
+    launch: Launch = Field(default=Launch(), description="Where the ranks run.")
+    scheduler: SchedulerSection = Field(
+        default=SchedulerSection(), description="How a rank divides its steps and memory."
+    )
+    sampling: Sampling = Field(default=Sampling(), description="How tokens are drawn.")
+    environments: Environments = Field(
+        default=Environments(), description="The processes environments live in."
+    )
+    rewards: Rewards = Field(default=Rewards(), description="Rewards computed after an episode.")
+    tasks: tuple[TaskSection, ...] = Field(
+        default=(), strict=False, description="The episodes to run, in order."
+    )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _mode_is_built(cls, value: Any) -> Any:
+        if value in PLANNED_MODES:
+            raise ValueError(f"mode {value!r} is not built yet; use 'multiplexed' or 'serial'")
+        return value
+
+    @field_validator("numerics", mode="before")
+    @classmethod
+    def _numerics_are_built(cls, value: Any) -> Any:
+        if value == "fast":
+            raise ValueError("numerics 'fast' is not built yet; use 'exact'")
+        return value
