@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Scalar = bool | int | float | str
-
 PLANNED_MODES = ("chunked", "disaggregated", "replicas", "whole_forward")
 
 
@@ -75,7 +73,7 @@ class Layout(Section):
         if self.tp != 1:
             raise ValueError(
                 f"tp={self.tp}: attention is not split by heads yet; use tp=1, "
-                f"which gives every one of the {self.world} ranks its own trajectories"
+                "which gives every rank its own trajectories"
             )
         return self
 
@@ -220,15 +218,15 @@ class TaskSection(Section):
     """A run of episodes in one environment."""
 
     env: str = Field(min_length=1, description="Name of the environment.")
-    count: int = Field(
-        default=1,
-        ge=0,
-        description="Number of tasks; with a file, of its first rows (0: every row).",
+    count: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of tasks; by default one, or with a file all its rows.",
     )
     seed_start: int = Field(
         default=0, ge=0, description="Seed of the first task; the next ones count up from it."
     )
-    params: dict[str, Scalar] = Field(
+    params: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of the environment's constructor."
     )
     group_size: int = Field(
@@ -291,12 +289,12 @@ class RolloutConfig(Section):
     @classmethod
     def _mode_is_built(cls, value: Any) -> Any:
         if value in PLANNED_MODES:
-            raise ValueError(f"mode {value!r} is not built yet; use 'multiplexed' or 'serial'")
+            raise ValueError(f"{value!r} is not built yet; use 'multiplexed' or 'serial'")
         return value
 
     @field_validator("numerics", mode="before")
     @classmethod
     def _numerics_are_built(cls, value: Any) -> Any:
         if value == "fast":
-            raise ValueError("numerics 'fast' is not built yet; use 'exact'")
+            raise ValueError("'fast' is not built yet; use 'exact'")
         return value
