@@ -1,0 +1,55 @@
+"""Runs one rank's coroutine in its own process: waits, with a deadline, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .collectives import Finish, Forward, Park
+from .errors import CollectiveTimeoutError
+
+
+def run_blocking(
+    rank: Forward,
+    *,
+    park: Callable[[float], None],
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Any:
+    """Drive the coroutine to its return. `park(seconds)` sleeps until there is work to take in.
+
+    Raises CollectiveTimeoutError, saying what was waited for, once a wait outlasts its
+    communicator's `timeout_s`.
+    """
+    value = None
+    while True:
+        try:
+            request = rank.send(value)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(request, Park):
+            park(request.ms / 1000)
+            value = None
+        elif isinstance(request, Finish):
+            _wait(request, clock, pause)
+            value = request.communicator.result(request.handle)
+        else:
+            raise TypeError(f"a rank suspended on {request!r}; only Finish and Park are answered")
+
+
+def _wait(request: Finish, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
+    communicator = request.communicator
+    if communicator.poll(request.handle):
+        return
+    deadline = clock() + communicator.timeout_s
+    polls = 0
+    while not communicator.poll(request.handle):
+        polls += 1
+        # Yield the core first: on a CPU the transport's own threads need it. Later sleep.
+        pause(0.0 if polls < 200 else 0.0005)
+        if clock() > deadline:
+            raise CollectiveTimeoutError(
+                f"no answer within {communicator.timeout_s:g} s: {request.where}; "
+                "a rank of this group is dead, stuck or far behind"
+            )

@@ -1,0 +1,27 @@
+"""Failures of ordered communication. Each message names epoch, step, path, op and rank."""
+
+from __future__ import annotations
+
+
+class CommunicationError(RuntimeError):
+    """Anything that makes the ranks' shared order or their data untrustworthy."""
+
+
+class OrderError(CommunicationError):
+    """A rank was about to issue something other than its next ticket; nothing was posted."""
+
+
+class DivergedError(CommunicationError):
+    """Ranks hold different plans or issued different tickets; their last results are void."""
+
+
+class DeadlockError(CommunicationError):
+    """Every rank waits and nothing can move; the message names what each one waits for."""
+
+
+class CollectiveTimeoutError(CommunicationError):
+    """A collective or an exchange did not finish within its deadline."""
+
+
+class BufferInFlightError(CommunicationError):
+    """A buffer was borrowed again while a collective still owns it."""

@@ -1,0 +1,186 @@
+"""From the proposals of all ranks to one order of collectives. Pure: no clock, no I/O, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .path import Path, Ticket
+from .proposal import Proposal
+
+Mode = Literal["serial", "multiplexed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig:
+    """What every rank knows before the first step."""
+
+    paths: tuple[Path, ...]
+    """In order of precedence: where two tickets fall on the same place, the first path's goes."""
+    mode: Mode
+    slots: int = 2
+    """Receive slots of each communicator."""
+    chunk_steps: int = 3
+    """Steps a prefill may span while anybody decodes."""
+    start_tokens: int = 1
+    """A prefill starts once so many tokens wait on some rank ..."""
+    start_steps: int = 4
+    """... or once any have waited for so many steps."""
+    park_ms: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanState:
+    """What the plan remembers: a pure fold over agreed proposals, so equal on all ranks."""
+
+    epoch: int = 0
+    step: int = 0
+    version: int = 0
+    seq: int = 0
+    path_seq: tuple[tuple[str, int], ...] = ()
+    comm_seq: tuple[tuple[tuple[str, str], int], ...] = ()
+    position: tuple[tuple[str, int], ...] = ()
+    """Paths in flight -> tickets of their program already issued."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step, the same on every rank."""
+
+    step: int
+    version: int
+    decoding: int
+    """Largest number of decode rows any leader proposed."""
+    start: tuple[str, ...] = ()
+    """Paths whose forward pass begins."""
+    drop: tuple[str, ...] = ()
+    """Paths whose forward pass is abandoned, its outstanding collective settled first."""
+    tickets: tuple[Ticket, ...] = ()
+    finish: tuple[str, ...] = ()
+    """Paths that run to their return in this step."""
+    park_ms: int = 0
+    stop: bool = False
+    after: PlanState
+
+    def count(self, path: str) -> int:
+        return sum(ticket.path == path for ticket in self.tickets)
+
+
+def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) -> StepPlan:
+    """The step every rank walks next.
+
+    Decode's whole program is spread evenly among ``ceil(program / chunk_steps)`` prefill
+    boundaries, so at most that many lie between two decode tickets while anybody decodes, and at
+    least one prefill boundary is issued per step. In mode `serial` decode waits while a prefill
+    runs or could start.
+    """
+    leaders = [proposal for proposal in proposals if proposal.leader]
+    decoding = max(p.decode_rows for p in leaders)
+    wanted = _wanted(leaders, decoding, config)
+    position = dict(state.position)
+
+    drop = []
+    if max(p.live_rows for p in leaders) == 0:
+        drop = [p.name for p in config.paths if p.name in position and "prefill" in p.work]
+        for name in drop:
+            del position[name]
+
+    if config.mode == "serial" and (position or wanted["prefill"]):
+        wanted["decode"] = False
+
+    start, finish, counts = [], [], []
+    for path in config.paths:
+        if path.name not in position:
+            if not any(wanted[kind] for kind in path.work):
+                continue
+            start.append(path.name)
+            position[path.name] = 0
+        size = len(path.program)
+        left = size - position[path.name]
+        split = not path.whole and config.mode == "multiplexed" and decoding > 0
+        num = min(left, math.ceil(size / config.chunk_steps)) if split else left
+        counts.append((path.name, num))
+        position[path.name] += num
+        if position[path.name] == size:
+            finish.append(path.name)
+
+    tickets, after = _tickets(state, start, counts, decoding, config)
+    for name in finish:
+        del position[name]
+    idle = not counts
+    return StepPlan(
+        step=state.step,
+        version=state.version,
+        decoding=decoding,
+        start=tuple(start),
+        drop=tuple(drop),
+        tickets=tickets,
+        finish=tuple(finish),
+        park_ms=config.park_ms if idle else 0,
+        stop=idle and not drop and all(p.idle and p.stop for p in leaders),
+        after=replace(after, step=state.step + 1, position=tuple(sorted(position.items()))),
+    )
+
+
+def _wanted(leaders: Sequence[Proposal], decoding: int, config: PlanConfig) -> dict[str, bool]:
+    waiting = max(p.waiting_tokens for p in leaders)
+    waited = max(p.waiting_steps for p in leaders)
+    ripe = waiting >= config.start_tokens or waited >= config.start_steps
+    return {"decode": decoding > 0, "prefill": waiting > 0 and ripe}
+
+
+def _tickets(
+    state: PlanState,
+    start: Sequence[str],
+    counts: Sequence[tuple[str, int]],
+    decoding: int,
+    config: PlanConfig,
+) -> tuple[tuple[Ticket, ...], PlanState]:
+    paths = {path.name: path for path in config.paths}
+    cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
+    path_seq, comm_seq = dict(state.path_seq), dict(state.comm_seq)
+    tickets = []
+    for seq, name in enumerate(interleave(counts), start=state.seq):
+        path = paths[name]
+        op = path.program[cursor[name]]
+        nth = comm_seq.get((name, op.role), 0)
+        tickets.append(
+            Ticket(
+                epoch=state.epoch,
+                step=state.step,
+                seq=seq,
+                path=name,
+                path_seq=path_seq.get(name, 0),
+                comm_seq=nth,
+                slot=nth % config.slots,
+                op=op,
+                version=state.version,
+                rows=decoding if path.whole else 0,
+            )
+        )
+        cursor[name] += 1
+        path_seq[name] = path_seq.get(name, 0) + 1
+        comm_seq[name, op.role] = nth + 1
+    after = replace(
+        state,
+        seq=state.seq + len(tickets),
+        path_seq=tuple(sorted(path_seq.items())),
+        comm_seq=tuple(sorted(comm_seq.items())),
+    )
+    return tuple(tickets), after
+
+
+def interleave(counts: Sequence[tuple[str, int]]) -> list[str]:
+    """Spread each name's tickets evenly over the step; ties go to the name listed first.
+
+    Between two of one name there are at most ``ceil(m / (n + 1)) + 1`` of another with m tickets.
+    """
+    common = math.prod(num + 1 for _, num in counts)
+    marks = [
+        ((nth + 1) * (common // (num + 1)), order, name)
+        for order, (name, num) in enumerate(counts)
+        for nth in range(num)
+    ]
+    return [name for _, _, name in sorted(marks)]

@@ -1,0 +1,48 @@
+"""What one rank brings to the exchange that opens a step."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, fields
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Counts made on provisional state: upper bounds, never promises.
+
+    Only a leader's numbers decide anything; the others take part so that hashes are compared.
+    """
+
+    rank: int
+    leader: bool
+    decode_rows: int = 0
+    """Sequences that may want a decode row in this step."""
+    waiting_tokens: int = 0
+    """Prompt tokens whose KV blocks can be reserved right now."""
+    waiting_steps: int = 0
+    """Steps for which some prompt tokens have been waiting."""
+    live_rows: int = 0
+    """Rows of the in-flight prefill whose sequence is still wanted."""
+    idle: bool = True
+    """Nothing queued, running or provisional."""
+    stop: bool = False
+    """No more requests will come."""
+    hashes: tuple[int, ...] = ()
+    """Rolling crc32 per (path, role), then of all plans walked so far."""
+
+    def pack(self) -> bytes:
+        """Fixed-size bytes: 44, and 4 for each hash."""
+        values = (getattr(self, field.name) for field in fields(self) if field.name != "hashes")
+        return struct.pack(_HEAD, *values) + struct.pack(f"<{len(self.hashes)}I", *self.hashes)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        head = struct.unpack_from(_HEAD, data)
+        size = struct.calcsize(_HEAD)
+        hashes = struct.unpack(f"<{(len(data) - size) // 4}I", data[size:])
+        names = (field.name for field in fields(cls) if field.name != "hashes")
+        return cls(**dict(zip(names, head, strict=True)), hashes=hashes)
+
+
+_HEAD = "<i?qqqq??"

@@ -1,0 +1,43 @@
+"""A device as strict as a GPU: every rank's collectives run in the order they were posted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+
+Entry = tuple[Hashable, int]
+
+
+class SerialDevice:
+    """One queue per rank. A collective runs once it is among the first `slots` unfinished entries
+    of EVERY member's queue, whether or not anybody waits for it. gloo forgives ranks that post in
+    different orders; this does not, so tests on a CPU are as strict as NCCL."""
+
+    def __init__(self, num_ranks: int, slots: int) -> None:
+        self._queues: list[deque[Entry]] = [deque() for _ in range(num_ranks)]
+        self._members: dict[Entry, tuple[int, ...]] = {}
+        self._slots = slots
+
+    def enqueue(self, rank: int, entry: Entry, members: tuple[int, ...]) -> None:
+        self._members[entry] = members
+        self._queues[rank].append(entry)
+        self._advance()
+
+    def is_done(self, rank: int, entry: Entry) -> bool:
+        return entry not in self._queues[rank]
+
+    def _window(self, rank: int) -> list[Entry]:
+        queue = self._queues[rank]
+        return [queue[index] for index in range(min(self._slots, len(queue)))]
+
+    def _advance(self) -> None:
+        moved = True
+        while moved:
+            moved = False
+            for rank in range(len(self._queues)):
+                for entry in self._window(rank):
+                    members = self._members[entry]
+                    if all(entry in self._window(member) for member in members):
+                        for member in members:
+                            self._queues[member].remove(entry)
+                        moved = True

@@ -1,0 +1,137 @@
+"""torch.distributed as a transport: one process group, and on a GPU one stream, per communicator.
+
+NCCL and gloo run the same code. Rows travel as bytes, so every dtype does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .collectives import Collective, Exchange, Gather
+from .path import Ticket
+from .workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Handle:
+    work: Any
+    request: Collective
+    sent: torch.Tensor
+    received: torch.Tensor
+    shape: tuple[int, ...]
+    key: tuple[str, int]
+
+
+class TorchCommunicator:
+    """Gathers and exchanges rows over one process group that nobody else uses.
+
+    Receive buffers come from the path's workspace, one per (role, slot): a result holds until
+    `slots` further collectives were posted on this communicator.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        role: str,
+        workspace: Workspace[torch.Tensor],
+        slots: int,
+        timeout_s: float,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.size = dist.get_world_size(group)
+        self._group, self._role, self._workspace, self._slots = group, role, workspace, slots
+        self._posted = 0
+
+    def post(self, request: Collective, ticket: Ticket | None) -> _Handle:
+        slot = self._posted % self._slots if ticket is None else ticket.slot
+        self._posted += 1
+        payload: torch.Tensor = request.payload.contiguous()
+        key = self._role, slot
+        if isinstance(request, Gather):
+            return self._gather(request, payload, key)
+        return self._exchange(request, payload, key)
+
+    def poll(self, handle: _Handle) -> bool:
+        return handle.work is None or handle.work.is_completed()
+
+    def result(self, handle: _Handle) -> Any:
+        if handle.work is not None:
+            handle.work.wait()
+        self._workspace.give_back(handle.key)
+        dtype = handle.request.payload.dtype
+        received = handle.received.view(dtype).view(handle.shape)
+        return list(received.unbind(0)) if isinstance(handle.request, Gather) else received
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def _gather(self, request: Gather, payload: torch.Tensor, key: tuple[str, int]) -> _Handle:
+        sent = payload.view(-1).view(torch.uint8)
+        num_bytes = sent.numel() * self.size
+        received = self._workspace.borrow(key, num_bytes)[:num_bytes]
+        work = None
+        if num_bytes:
+            work = dist.all_gather_into_tensor(received, sent, group=self._group, async_op=True)
+        return _Handle(
+            work=work,
+            request=request,
+            sent=sent,
+            received=received,
+            shape=(self.size, *payload.shape),
+            key=key,
+        )
+
+    def _exchange(self, request: Exchange, payload: torch.Tensor, key: tuple[str, int]) -> _Handle:
+        row_shape = payload.shape[1:]
+        row = math.prod(row_shape) * payload.element_size()
+        sent = payload.view(-1).view(torch.uint8)
+        num_bytes = sum(request.recv) * row
+        received = self._workspace.borrow(key, num_bytes)[:num_bytes]
+        work = dist.all_to_all_single(
+            received,
+            sent,
+            [rows * row for rows in request.recv],
+            [rows * row for rows in request.send],
+            group=self._group,
+            async_op=True,
+        )
+        return _Handle(
+            work=work,
+            request=request,
+            sent=sent,
+            received=received,
+            shape=(sum(request.recv), *row_shape),
+            key=key,
+        )
+
+
+class ControlCommunicator:
+    """Small fixed-size byte strings of every rank, over a group used for nothing else."""
+
+    def __init__(self, group: dist.ProcessGroup, *, device: torch.device, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.size = dist.get_world_size(group)
+        self._group, self._device = group, device
+
+    def post(self, request: Collective, ticket: Ticket | None) -> Any:
+        sent = torch.frombuffer(bytearray(request.payload), dtype=torch.uint8).to(self._device)
+        received = sent.new_empty(sent.numel() * self.size)
+        work = dist.all_gather_into_tensor(received, sent, group=self._group, async_op=True)
+        return work, received, sent
+
+    def poll(self, handle: Any) -> bool:
+        return bool(handle[0].is_completed())
+
+    def result(self, handle: Any) -> list[bytes]:
+        work, received, _ = handle
+        work.wait()
+        return [bytes(part.tolist()) for part in received.cpu().chunk(self.size)]
+
+    def abort(self) -> None:
+        self._group.abort()
