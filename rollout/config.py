@@ -7,9 +7,12 @@ documentation. Reading a tree from TOML, presets and ``--set`` is in `config_fil
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from interlace.rollout.tasks import PROMPT_ENV, Task, tasks_from
 
 PLANNED_MODES = ("chunked", "disaggregated", "replicas", "whole_forward")
 
@@ -215,35 +218,73 @@ class Rewards(Section):
 
 
 class TaskSection(Section):
-    """A run of episodes in one environment."""
+    """A run of episodes in one environment, or the prompts of one file."""
 
-    env: str = Field(min_length=1, description="Name of the environment.")
+    env: str = Field(
+        default=PROMPT_ENV,
+        min_length=1,
+        description="Name of the environment; prompt answers the prompts of a file.",
+    )
     count: int | None = Field(
         default=None,
         ge=1,
+        le=1_000_000,
         description="Number of tasks; by default one, or with a file all its rows.",
     )
     seed_start: int = Field(
         default=0, ge=0, description="Seed of the first task; the next ones count up from it."
     )
     params: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of the environment's constructor."
+        default_factory=dict, description="Arguments of the environment (JSON values)."
     )
     group_size: int = Field(
-        default=1, ge=1, description="Trajectories per task, which share its seed and group id."
+        default=1,
+        ge=1,
+        le=1024,
+        description="Trajectories per task; they share its group id and, in an environment, "
+        "its seed.",
     )
     max_tokens: int | None = Field(
         default=None, ge=1, description="Most tokens of one turn here; sampling's by default."
     )
     file: str | None = Field(
-        default=None, description="JSON Lines, CSV or Parquet file with one task a row."
+        default=None, description="JSON Lines (.jsonl) or Parquet file with one prompt a row."
     )
     prompt_column: str = Field(
         default="prompt", min_length=1, description="Column of the file that holds the prompt."
     )
     answer_column: str | None = Field(
-        default=None, description="Column that holds the expected answer, if there is one."
+        default=None, description="Column that holds the reference answer, if there is one."
     )
+
+    @model_validator(mode="after")
+    def _is_an_environment_or_a_file(self) -> TaskSection:
+        if self.file is None and self.env == PROMPT_ENV:
+            raise ValueError("neither env nor file is given: name an environment or a prompt file")
+        if self.file is not None and self.env != PROMPT_ENV:
+            raise ValueError(f"both env {self.env!r} and file {self.file!r} are given: choose one")
+        if self.file is not None and (self.params or self.seed_start):
+            raise ValueError("params and seed_start belong to environments: remove them or file")
+        return self
+
+    def expand(self) -> list[Task]:
+        """The tasks in order, those of one group behind each other.
+
+        ValueError names file, line and column where a prompt file is not as it should be.
+        """
+        if self.file is not None:
+            tasks = tasks_from(
+                self.file,
+                prompt=self.prompt_column,
+                answer=self.answer_column,
+                group_size=self.group_size,
+            )
+            return tasks if self.count is None else tasks[: self.count * self.group_size]
+        seeds = range(self.seed_start, self.seed_start + (self.count or 1))
+        alone = [Task(self.env, seed=seed, params=self.params) for seed in seeds]
+        if self.group_size == 1:
+            return alone
+        return [replace(t, group_id=t.task_id) for t in alone for _ in range(self.group_size)]
 
 
 class RolloutConfig(Section):
@@ -298,3 +339,10 @@ class RolloutConfig(Section):
         if value == "fast":
             raise ValueError("'fast' is not built yet; use 'exact'")
         return value
+
+    def expand_tasks(self) -> list[Task]:
+        """All tasks in the order of their trajectory ids; ValueError if there is none."""
+        tasks = [task for section in self.tasks for task in section.expand()]
+        if not tasks:
+            raise ValueError("there are no tasks: add a [[tasks]] section with env and count")
+        return tasks
