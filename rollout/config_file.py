@@ -157,11 +157,11 @@ def _describe(errors: Sequence[ErrorDetails], places: Mapping[KeyPath, str], sou
 
 
 def _place(path: KeyPath, places: Mapping[KeyPath, str]) -> str | None:
-    """The last place that set `path`, else the nearest section around it."""
-    inside = [place for key, place in places.items() if key[: len(path)] == path and path]
-    if inside:
-        return inside[-1]
-    return next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), None)
+    """What set `path`: an override at or inside it, else the nearest line of the file."""
+    inside = [place for key, place in places.items() if path and key[: len(path)] == path]
+    overrides = [place for place in inside if place.startswith("--set ")]
+    around = [places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places]
+    return next(iter([*overrides[::-1], *around, *inside]), None)
 
 
 def _suggestion(path: KeyPath) -> str:
