@@ -36,9 +36,9 @@ def test_every_field_is_described() -> None:
 def test_the_tree_is_frozen_and_hashable_parts_are_tuples() -> None:
     config = RolloutConfig(sampling=Sampling(stop_token_ids=(1, 2)))
     with pytest.raises(ValidationError, match="frozen"):
-        config.seed = 1  # type: ignore[misc]
+        config.seed = 1
     with pytest.raises(ValidationError, match="frozen"):
-        config.sampling.top_k = 1  # type: ignore[misc]
+        config.sampling.top_k = 1
     assert config.sampling.stop_token_ids == (1, 2)
 
 
