@@ -23,3 +23,5 @@ class SamplingParams:
     """Only these may be sampled; empty allows the whole vocabulary."""
     choices: tuple[tuple[int, ...], ...] = ()
     """Token sequences, one of which the turn must spell; empty allows any text."""
+    stop_strings: tuple[str, ...] = ()
+    """A turn ends with the token that completes one of these in its text."""

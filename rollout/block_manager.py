@@ -1,0 +1,172 @@
+"""Owns the KV blocks of one data-parallel group: free, in a sequence's hands, or in the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .prefix_tree import Experts, Match, Node, PrefixTree
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """The blocks one sequence holds until it is given back."""
+
+    block_table: list[int]
+    """By absolute block index; the first ``len(shared)`` belong to the tree."""
+    shared: list[Node]
+    """Locked nodes, in order."""
+    num_cached: int
+    """Leading tokens whose keys and values are there."""
+    cached_experts: list[Experts]
+    """Their experts, piece by piece."""
+    copies: list[tuple[int, int]]
+    """(from, to): blocks to copy before the first forward pass writes."""
+    pinned: Node | None = None
+    """Source of a copy, locked until the copy is described."""
+
+
+class BlockManager:
+    """Leases blocks for whole turns, so a running sequence never runs out.
+
+    Every block is in exactly one place; `check_integrity` proves it.
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.tree = PrefixTree(block_size)
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._leases: list[Lease] = []
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that are free or could be evicted."""
+        return len(self._free) + self.tree.num_unlocked
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def can_lease(self, tokens: Sequence[int], num_tokens: int) -> bool:
+        """Whether `lease` would succeed now."""
+        return self._affordable(tokens, num_tokens) is not None
+
+    def lease(self, tokens: Sequence[int], num_tokens: int) -> Lease | None:
+        """Blocks for `num_tokens`, the first of them `tokens`, reusing what is cached.
+
+        The last of `tokens` is always left to compute. None if there are not enough blocks; then
+        nothing has changed. A context that fits an empty pool always fits an idle one.
+        """
+        match = self._affordable(tokens, num_tokens)
+        if match is None:
+            return None
+        tree, shared, partial = self.tree, list(match.nodes), match.partial
+        tree.lock(shared)
+        table = [node.block for node in shared]
+        experts = [node.experts for node in shared]
+        copies: list[tuple[int, int]] = []
+        pinned = None
+        if partial is not None:
+            experts.append(partial.experts[: match.num_partial])
+            if self._is_taken(match):
+                table.append(tree.take(partial))
+            else:
+                pinned = partial
+                tree.lock([partial])
+                table.append(self._take_free())
+                copies.append((partial.block, table[-1]))
+        while len(table) < self.blocks_for(num_tokens):
+            table.append(self._take_free())
+        lease = Lease(
+            block_table=table,
+            shared=shared,
+            num_cached=len(shared) * self.block_size + match.num_partial,
+            cached_experts=experts,
+            copies=copies,
+            pinned=pinned,
+        )
+        self._leases.append(lease)
+        return lease
+
+    def _affordable(self, tokens: Sequence[int], num_tokens: int) -> Match | None:
+        """The longest match that can be leased; without its partial block if that is too much."""
+        match = self.tree.match(tokens, len(tokens) - 1)
+        for candidate in (match, replace(match, partial=None, num_partial=0)):
+            needed = self.blocks_for(num_tokens) - len(candidate.nodes)
+            needed += sum(node.users == 0 for node in candidate.nodes)
+            source = candidate.partial
+            if source is not None and source.users == 0 and not self._is_taken(candidate):
+                needed += 1
+            if needed <= self.num_available:
+                return candidate
+        return None
+
+    def _is_taken(self, match: Match) -> bool:
+        """Whether the partial block itself changes hands: nobody else needs it as it is."""
+        node = match.partial
+        return (
+            node is not None
+            and node.users == 0
+            and node.is_leaf
+            and match.num_partial == len(node.tokens) < self.block_size
+        )
+
+    def copies_of(self, lease: Lease) -> list[tuple[int, int]]:
+        """The lease's block copies, to be described once, with its first forward pass."""
+        copies, lease.copies = lease.copies, []
+        if lease.pinned is not None:
+            self.tree.unlock([lease.pinned])
+            lease.pinned = None
+        return copies
+
+    def publish(self, lease: Lease, tokens: Sequence[int], experts: Experts) -> None:
+        """Let others match the lease's full blocks among `tokens`, whose KV is all computed."""
+        size = self.block_size
+        for index in range(len(lease.shared), len(tokens) // size):
+            span = slice(index * size, (index + 1) * size)
+            parent = lease.shared[-1] if lease.shared else None
+            block = lease.block_table[index]
+            node, freed = self.tree.insert(parent, tokens[span], block, experts[span].copy())
+            self._free.extend(freed)
+            lease.block_table[index] = node.block
+            self.tree.lock([node])
+            lease.shared.append(node)
+
+    def give_back(self, lease: Lease, tokens: Sequence[int], experts: Experts) -> None:
+        """End a lease whose KV is computed for `tokens`; what can be matched stays in the tree."""
+        self.publish(lease, tokens, experts)
+        size, full = self.block_size, len(lease.shared)
+        rest = tokens[full * size :]
+        if rest:
+            parent = lease.shared[-1] if lease.shared else None
+            block = lease.block_table[full]
+            _, freed = self.tree.insert(parent, rest, block, experts[full * size :].copy())
+            self._free.extend(freed)
+        self._free.extend(lease.block_table[full + bool(rest) :])
+        self.copies_of(lease)
+        self.tree.unlock(lease.shared)
+        self._leases.remove(lease)
+
+    def discard(self, lease: Lease) -> None:
+        """End a lease without keeping anything it computed."""
+        self.copies_of(lease)
+        self._free.extend(lease.block_table[len(lease.shared) :])
+        self.tree.unlock(lease.shared)
+        self._leases.remove(lease)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError with the numbers unless every block is in exactly one place."""
+        owned = [b for lease in self._leases for b in lease.block_table[len(lease.shared) :]]
+        everywhere = sorted(self._free + owned + self.tree.blocks)
+        assert everywhere == list(range(self.num_blocks)), (
+            f"{len(self._free)} free, {len(owned)} leased and {len(self.tree)} cached blocks "
+            f"do not make up {self.num_blocks}: {np.bincount(everywhere).tolist()}"
+        )
+
+    def _take_free(self) -> int:
+        if self._free:
+            return self._free.pop()
+        block = self.tree.evict()
+        assert block is not None, "num_available promised a block that is not there"
+        return block

@@ -1,0 +1,311 @@
+"""What one data-parallel group does next: its leader's queues, blocks and provisional results.
+
+Life of a sequence: waiting -> in flight (one chunk of prefill; back to waiting while context is
+left) -> running (one decode row a step) -> finished. What a forward pass produced is provisional
+until the next exchange has agreed on the step; only `commit` makes it real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.comm.proposal import Proposal
+from interlace.moe.description import Description
+
+from .block_manager import BlockManager
+from .messages import TurnRequest, TurnResult
+from .sequence import Sequence as Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One sampled token, as the scheduler needs it."""
+
+    token: int
+    logprob_raw: float
+    logprob: float
+    ends_choice: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """The rows of one sequence in a forward pass."""
+
+    sequence: Turn
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> bool:
+        return self.stop >= self.sequence.num_context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Provisional:
+    sequence: Turn
+    drawn: Drawn
+    version: int
+
+
+class Scheduler:
+    """Decode first, prefill gets what is left; first come, first served.
+
+    Knows no clock, no rank but its own group's, and no tensors.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: BlockManager,
+        chunk_tokens: int,
+        max_running: int,
+        max_context: int,
+        expert_shape: tuple[int, int],
+        text_of: Callable[[Sequence[int]], str],
+    ) -> None:
+        """`expert_shape` is (layers, top_k); `text_of` is asked only where stop strings are set."""
+        self.blocks = blocks
+        self._chunk_tokens, self._max_running = chunk_tokens, max_running
+        self._max_context, self._expert_shape = max_context, expert_shape
+        self._text_of = text_of
+        self._waiting: list[Turn] = []
+        self._running: list[Turn] = []
+        self._flights: dict[str, list[_Rows]] = {}
+        self._provisional: list[_Provisional] = []
+        self._results: list[TurnResult] = []
+        self._waited, self._stopping = 0, False
+
+    # ---- intake
+
+    def submit(self, request: TurnRequest) -> None:
+        """Queue a turn. ValueError if its context leaves no room, or can never fit the pool."""
+        sequence = Turn.of(request, max_context=self._max_context, expert_shape=self._expert_shape)
+        needed = self.blocks.blocks_for(len(sequence.experts))
+        if needed > self.blocks.num_blocks:
+            raise ValueError(
+                f"trajectory {request.trajectory}: {len(sequence.experts)} tokens need {needed} "
+                f"blocks, the pool has {self.blocks.num_blocks}"
+            )
+        self._waiting.append(sequence)
+
+    def abort(self, trajectory: int) -> None:
+        """End the trajectory's turn as `aborted`; one in flight ends when its chunk returns."""
+        for sequence in self._everyone():
+            if sequence.request.trajectory == trajectory:
+                sequence.aborted = True
+
+    def stop(self) -> None:
+        """No more requests will come."""
+        self._stopping = True
+
+    # ---- the step
+
+    def propose(self, *, rank: int, hashes: tuple[int, ...]) -> Proposal:
+        """Upper bounds on provisional state, for the exchange."""
+        waiting_tokens = self._admissible_tokens()
+        self._waited = self._waited + 1 if waiting_tokens else 0
+        joining = sum(p.sequence not in self._running for p in self._provisional)
+        in_flight = self._flights.get("prefill", ())
+        return Proposal(
+            rank=rank,
+            leader=True,
+            decode_rows=len(self._running) + joining,
+            waiting_tokens=waiting_tokens,
+            waiting_steps=self._waited,
+            live_rows=sum(r.stop - r.start for r in in_flight if not r.sequence.aborted),
+            idle=not any(True for _ in self._everyone()),
+            stop=self._stopping,
+            hashes=hashes,
+        )
+
+    def commit(self) -> list[TurnResult]:
+        """The exchange agreed: results become real. Returns the turns that ended."""
+        for item in self._provisional:
+            self._append(item)
+        self._provisional.clear()
+        for sequence in [s for s in (*self._waiting, *self._running) if s.aborted]:
+            self._finish(sequence, "aborted")
+        results, self._results = self._results, []
+        return results
+
+    def describe_decode(self) -> Description:
+        """One row for every running sequence, ordered by trajectory."""
+        self._running.sort(key=lambda s: s.request.trajectory)
+        rows = [
+            _Rows(sequence=s, start=len(s.token_ids) - 1, stop=len(s.token_ids))
+            for s in self._running
+        ]
+        self._flights["decode"] = rows
+        return _describe(rows, ())
+
+    def describe_prefill(self) -> Description:
+        """The next chunk: sequences in order of arrival until `chunk_tokens` are reached.
+
+        A sequence whose next whole block is being computed by an earlier one of the same chunk
+        waits for it instead of computing it twice.
+        """
+        room, rows = self._chunk_tokens, []
+        copies: list[tuple[int, int]] = []
+        coming: set[tuple[int, tuple[int, ...]]] = set()
+        places = self._max_running - len(self._running)
+        for sequence in list(self._waiting):
+            if room == 0 or places == 0:
+                break
+            key = self._next_block(sequence)
+            if sequence.lease is None and key in coming:
+                continue
+            if not self._ensure_lease(sequence):
+                break
+            assert sequence.lease is not None
+            copies += self.blocks.copies_of(sequence.lease)
+            num = min(room, sequence.num_uncomputed)
+            start = sequence.num_computed
+            rows.append(_Rows(sequence=sequence, start=start, stop=start + num))
+            self._waiting.remove(sequence)
+            if key is not None:
+                coming.add(key)
+            room -= num
+            places -= 1
+        self._flights["prefill"] = rows
+        return _describe(rows, copies)
+
+    def sampling_rows(self, work: str) -> list[Turn]:
+        """The sequences a returned forward pass drew logits for, in the order of its rows."""
+        return [rows.sequence for rows in self._flights[work] if rows.samples]
+
+    def take(
+        self, work: str, drawn: Sequence[Drawn], experts: NDArray[np.uint8], version: int
+    ) -> None:
+        """A forward pass returned: keep its experts, hold its samples until `commit`."""
+        flight = self._flights.pop(work)
+        samples = iter(drawn)
+        at = 0
+        for rows in flight:
+            sequence, num = rows.sequence, rows.stop - rows.start
+            sequence.experts[rows.start : rows.stop] = experts[at : at + num]
+            sequence.num_computed = rows.stop
+            at += num
+            if work == "prefill":
+                sequence.num_prefilled += num
+            if rows.samples:
+                item = _Provisional(sequence=sequence, drawn=next(samples), version=version)
+                self._provisional.append(item)
+            else:
+                self._waiting.insert(0, sequence)
+
+    def drop_prefill(self) -> None:
+        """The in-flight chunk was abandoned: nothing of it was computed."""
+        for rows in self._flights.pop("prefill", ()):
+            self._waiting.insert(0, rows.sequence)
+
+    # ---- inside
+
+    def _everyone(self) -> Iterable[Turn]:
+        yield from self._waiting
+        yield from self._running
+        for rows in self._flights.get("prefill", ()):
+            yield rows.sequence
+        for item in self._provisional:
+            if item.sequence not in self._running:
+                yield item.sequence
+
+    def _admissible_tokens(self) -> int:
+        """Tokens that could be prefilled now; at least the first in the queue truly fits."""
+        joining = sum(p.sequence not in self._running for p in self._provisional)
+        in_flight = len(self._flights.get("prefill", ()))
+        places = self._max_running - len(self._running) - joining - in_flight
+        tokens = 0
+        for sequence in self._waiting[: max(places, 0)]:
+            total = len(sequence.experts)
+            context = sequence.request.token_ids
+            if sequence.lease is None and not self.blocks.can_lease(context, total):
+                break
+            tokens += sequence.num_uncomputed
+        return tokens
+
+    def _ensure_lease(self, sequence: Turn) -> bool:
+        if sequence.lease is not None:
+            return True
+        lease = self.blocks.lease(sequence.request.token_ids, len(sequence.experts))
+        if lease is None:
+            return False
+        sequence.lease = lease
+        sequence.num_computed = sequence.num_cached = lease.num_cached
+        if lease.cached_experts:
+            sequence.experts[: lease.num_cached] = np.concatenate(lease.cached_experts)
+        return True
+
+    def _next_block(self, sequence: Turn) -> tuple[int, tuple[int, ...]] | None:
+        """Index and prefix of the first whole block that is not cached, or None."""
+        context, size = sequence.request.token_ids, self.blocks.block_size
+        index = len(self.blocks.tree.match(context, len(context) - 1).nodes)
+        end = (index + 1) * size
+        return (index, tuple(context[:end])) if end < len(context) else None
+
+    def _append(self, item: _Provisional) -> None:
+        sequence, drawn = item.sequence, item.drawn
+        if sequence.aborted and sequence not in self._running:
+            self._finish(sequence, "aborted")
+            return
+        sequence.token_ids.append(drawn.token)
+        sequence.logprobs_raw.append(drawn.logprob_raw)
+        sequence.logprobs.append(drawn.logprob)
+        sequence.versions.append(item.version)
+        if sequence not in self._running:
+            self._running.append(sequence)
+            assert sequence.lease is not None
+            num = sequence.num_computed
+            self.blocks.publish(sequence.lease, sequence.token_ids[:num], sequence.experts[:num])
+        finish = self._finish_of(sequence, drawn)
+        if finish is not None:
+            self._finish(sequence, finish)
+
+    def _finish_of(self, sequence: Turn, drawn: Drawn) -> str | None:
+        params = sequence.request.sampling
+        if drawn.token in params.stop_token_ids:
+            return "stop"
+        if drawn.ends_choice:
+            return "choice"
+        if params.stop_strings:
+            text = self._text_of(sequence.generated)
+            if any(string in text for string in params.stop_strings):
+                return "stop"
+        return "length" if len(sequence.generated) >= sequence.max_tokens else None
+
+    def _finish(self, sequence: Turn, finish: str) -> None:
+        if sequence in self._running:
+            self._running.remove(sequence)
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        if sequence.lease is not None:
+            num = sequence.num_computed
+            self.blocks.give_back(sequence.lease, sequence.token_ids[:num], sequence.experts[:num])
+            sequence.lease = None
+        self._results.append(sequence.result(finish))
+
+
+def _describe(rows: Sequence[_Rows], copies: Iterable[tuple[int, int]]) -> Description:
+    ids: list[int] = []
+    positions: list[int] = []
+    bounds, sample_rows = [0], []
+    tables = []
+    for item in rows:
+        assert item.sequence.lease is not None
+        ids += item.sequence.token_ids[item.start : item.stop]
+        positions += range(item.start, item.stop)
+        bounds.append(len(ids))
+        tables.append(tuple(item.sequence.lease.block_table))
+        if item.samples:
+            sample_rows.append(len(ids) - 1)
+    return Description(
+        input_ids=tuple(ids),
+        positions=tuple(positions),
+        cu_seqlens_q=tuple(bounds),
+        block_tables=tuple(tables),
+        sample_rows=tuple(sample_rows),
+        block_copies=tuple(copies),
+    )
