@@ -1,0 +1,172 @@
+"""How prefill and decode shared the ranks: the few numbers every comparison of modes needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import TypeAlias
+
+from interlace.comm.journal import StepRecord, TicketRecord
+
+PREFILL, DECODE = "prefill", "decode"
+
+Records: TypeAlias = Mapping[int, tuple[Sequence[StepRecord], Sequence[TicketRecord]]]
+"""What each rank recorded, by rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Counts are of tickets (one ticket = one collective boundary); shares are 0 to 1."""
+
+    coexisting_steps_share: float
+    """Of the steps with tickets, those with tickets of more than one path."""
+    decode_gap_max: int
+    """Most prefill tickets decode had to let pass before its next ticket, while any rank decodes.
+
+    Counted from the previous decode ticket, or from the step in which somebody began to decode.
+    """
+    prefill_gap_max: int
+    """Most decode tickets between two tickets of one prefill forward pass."""
+    alternations_per_step: float
+    """Mean number of path changes inside a step with tickets."""
+    prefills_spanning_steps: int
+    """Prefill forward passes with tickets in more than one step."""
+    tickets_per_step: float
+    """Mean over steps with tickets."""
+    control_bytes_per_step: float
+    """Mean over all steps of all ranks, bytes a rank sent."""
+    idle_share: Mapping[int, float]
+    """Per rank: waited (exchange, collectives, parked) of the time from first step to last."""
+
+
+def figures(records: Records) -> Figures:
+    """Compute the figures; the agreed ones come out equal from every rank's records, or it raises.
+
+    A rank outside a path records no tickets of it, so the order is put together from all ranks.
+    ValueError naming rank and figure if ranks disagree, or if a rank's tickets are not those its
+    steps count (a bounded journal forgets), or if there are no steps.
+    """
+    steps, tickets = _agreed(records)
+    paths_by_step = {
+        step: [ticket.path for ticket in group]
+        for step, group in groupby(tickets, key=lambda ticket: ticket.step)
+    }
+    num_busy = len(paths_by_step)
+    coexisting = sum(len(set(paths)) > 1 for paths in paths_by_step.values())
+    alternations = sum(a != b for paths in paths_by_step.values() for a, b in pairwise(paths))
+    prefill_gap, spanning = _prefills(steps, paths_by_step)
+    all_steps = [step for own, _ in records.values() for step in own]
+    return Figures(
+        coexisting_steps_share=coexisting / num_busy if num_busy else 0.0,
+        decode_gap_max=_decode_gap(steps, paths_by_step),
+        prefill_gap_max=prefill_gap,
+        alternations_per_step=alternations / num_busy if num_busy else 0.0,
+        prefills_spanning_steps=spanning,
+        tickets_per_step=len(tickets) / num_busy if num_busy else 0.0,
+        control_bytes_per_step=sum(step.control_bytes for step in all_steps) / len(all_steps),
+        idle_share={rank: _idle_share(own) for rank, (own, _) in sorted(records.items())},
+    )
+
+
+def _idle_share(steps: Sequence[StepRecord]) -> float:
+    total = steps[-1].ended_at - steps[0].began_at
+    return sum(step.waited_s for step in steps) / total if total > 0 else 0.0
+
+
+def _decode_gap(steps: Sequence[StepRecord], paths_by_step: Mapping[int, list[str]]) -> int:
+    """In serial mode decode waits through whole prefill steps; `decoding` says that it waits."""
+    largest = passed = 0
+    for step in steps:
+        if step.decoding == 0:
+            passed = 0
+            continue
+        for path in paths_by_step.get(step.step, ()):
+            if path == PREFILL:
+                passed += 1
+            elif path == DECODE:
+                largest = max(largest, passed)
+                passed = 0
+    return largest
+
+
+def _prefills(
+    steps: Sequence[StepRecord], paths_by_step: Mapping[int, list[str]]
+) -> tuple[int, int]:
+    """Largest gap inside a prefill, and how many lie in several steps.
+
+    A path starts at most once a step and never before its last forward pass ended, so all prefill
+    tickets from one start to the next belong to one forward pass.
+    """
+    largest = passed = spanning = steps_of_this = 0
+    begun = False
+    for step in steps:
+        if PREFILL in step.started:
+            spanning += steps_of_this > 1
+            steps_of_this, begun = 0, False
+        paths = paths_by_step.get(step.step, ())
+        steps_of_this += PREFILL in paths
+        for path in paths:
+            if path == DECODE:
+                passed += 1
+            elif path == PREFILL:
+                if begun:
+                    largest = max(largest, passed)
+                passed, begun = 0, True
+    return largest, spanning + (steps_of_this > 1)
+
+
+def _agreed(records: Records) -> tuple[Sequence[StepRecord], list[TicketRecord]]:
+    """One rank's steps and every ticket once, in global order, after checking all ranks agree."""
+    if not records or not all(steps for steps, _ in records.values()):
+        empty = [rank for rank, (steps, _) in sorted(records.items()) if not steps]
+        raise ValueError(f"no steps to compute figures from (ranks without: {empty or 'all'})")
+    first = min(records)
+    steps = records[first][0]
+    by_seq: dict[int, TicketRecord] = {}
+    for rank, (own_steps, own_tickets) in sorted(records.items()):
+        if len(own_steps) != len(steps):
+            raise ValueError(
+                f"rank {rank} recorded {len(own_steps)} steps, rank {first} {len(steps)}"
+            )
+        for theirs, step in zip(own_steps, steps, strict=True):
+            for name in ("step", "version", "decoding", "started", "finished", "num_tickets"):
+                if getattr(theirs, name) != getattr(step, name):
+                    raise ValueError(
+                        f"rank {rank}, step {step.step}: {name} is {getattr(theirs, name)}, "
+                        f"on rank {first} {getattr(step, name)}"
+                    )
+        for ticket in own_tickets:
+            known = by_seq.setdefault(ticket.seq, ticket)
+            if known is not ticket:
+                for name in ("step", "path", "role", "stage", "comm_seq"):
+                    if getattr(known, name) != getattr(ticket, name):
+                        raise ValueError(
+                            f"rank {rank}, ticket {ticket.seq}: {name} is {getattr(ticket, name)}, "
+                            f"on another rank {getattr(known, name)}"
+                        )
+        _check_counts(rank, own_steps, own_tickets)
+    return steps, [by_seq[seq] for seq in sorted(by_seq)]
+
+
+def _check_counts(rank: int, steps: Sequence[StepRecord], tickets: Sequence[TicketRecord]) -> None:
+    """A rank holds all tickets of a path it takes part in."""
+    counts: dict[tuple[int, str], int] = {}
+    for ticket in tickets:
+        key = ticket.step, ticket.path
+        counts[key] = counts.get(key, 0) + 1
+    own_paths = {path for _, path in counts}
+    for step in steps:
+        for path, num in step.num_tickets:
+            found = counts.pop((step.step, path), 0)
+            if path in own_paths and found != num:
+                raise ValueError(
+                    f"rank {rank}, step {step.step}: num_tickets of {path} is {num}, "
+                    f"recorded are {found} (was the journal bounded?)"
+                )
+    if counts:
+        step_number, path = min(counts)
+        raise ValueError(
+            f"rank {rank}, step {step_number}: {counts[step_number, path]} tickets of {path} "
+            "that no step counts"
+        )
