@@ -6,7 +6,7 @@ import os
 import struct
 
 HEADER = struct.Struct(">I")
-MAX_FRAME_BYTES = 8 * 1024 * 1024
+MAX_FRAME_BYTES = 16 * 1024 * 1024
 """More than any legal request or reply; a larger length means the stream is damaged."""
 
 

@@ -53,11 +53,9 @@ def _await_end(worker: int) -> int:
 
 
 def _children(parent: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if name.isdigit() and _parent(name) == parent:
-            found.append(int(name))
-    return found
+    if not os.path.isdir("/proc/self"):
+        return []
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == parent]
 
 
 def _parent(pid: str) -> int | None:

@@ -1,0 +1,183 @@
+"""A process that hosts episodes, seen from outside: one request in flight, an end one can trust."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+from typing import IO, Any, Protocol
+
+from interlace.envs.frames import HEADER, MAX_FRAME_BYTES
+
+_GRACE_S = 1.0
+"""From SIGTERM, at which a keeper kills what it keeps, to SIGKILL for the keeper itself."""
+
+_HELLO = b'{"op": "hello"}'
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Variables an environment may see; secrets stay with the caller."""
+
+
+class HostDied(Exception):
+    """The process is gone, and so is everything it had started.
+
+    `idle` says that it ended before this request reached it: the request is not to blame.
+    """
+
+    def __init__(self, message: str, *, idle: bool) -> None:
+        super().__init__(message)
+        self.idle = idle
+
+
+class EnvironmentHost(Protocol):
+    """Carries frames to an `EpisodeTable` in some other process.
+
+    One call at a time. A call that was cancelled leaves the host unusable: kill it.
+    """
+
+    async def call(self, frame: bytes) -> bytes:
+        """The reply. Raises HostDied when the process is gone, also after `kill`."""
+        ...
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing; returns at once and may be repeated."""
+        ...
+
+
+class SubprocessHost:
+    """An EnvironmentHost on this machine: a keeper process with one worker below it.
+
+    Both end when this process does, when `kill` is called, or when the socket closes; what the
+    environments started ends with them.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Use `start`."""
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._hard_kill: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        index: int = 0,
+        *,
+        memory_bytes: int = 4 * 1024**3,
+        start_timeout_s: float = 60.0,
+        python: str = sys.executable,
+    ) -> SubprocessHost:
+        """A host that has answered once; `index` is not used. A `HostFactory` as it stands.
+
+        `memory_bytes` bounds the worker's address space. Modules are found where this process
+        finds them. Raises OSError if `python` cannot be run and RuntimeError, with the end of its
+        standard error, if it does not answer within `start_timeout_s` seconds.
+        """
+        ours, theirs = socket.socketpair()
+        with tempfile.TemporaryFile() as complaints:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(python, "-P", "-m", "interlace.envs.keeper"),
+                    *(str(theirs.fileno()), str(os.getpid()), str(memory_bytes)),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=complaints,
+                    pass_fds=(theirs.fileno(),),
+                    env=_environment(),
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            host = cls(process, reader, writer)
+            try:
+                async with asyncio.timeout(start_timeout_s):
+                    await host.call(_HELLO)
+            except BaseException as error:
+                host.kill()
+                await host._buried()
+                if not isinstance(error, HostDied | TimeoutError):
+                    raise
+                reason = str(error) or f"no answer within {start_timeout_s:g} s"
+                raise RuntimeError(f"{reason}\n{_end_of(complaints)}".rstrip()) from error
+        return host
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process id."""
+        return self._process.pid
+
+    async def call(self, frame: bytes) -> bytes:
+        """See EnvironmentHost. Raises ValueError for a frame over MAX_FRAME_BYTES."""
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {len(frame)} bytes: at most {MAX_FRAME_BYTES} are sent")
+        idle = self._reader.at_eof() or self._process.returncode is not None
+        try:
+            if not idle:
+                self._writer.write(HEADER.pack(len(frame)) + frame)
+                await self._writer.drain()
+                (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+                if size <= MAX_FRAME_BYTES:
+                    return await self._reader.readexactly(size)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the socket closed: what follows finds out how the process ended
+        self.kill()
+        raise HostDied(await self._buried(), idle=idle)
+
+    def kill(self) -> None:
+        """See EnvironmentHost."""
+        if self._process.returncode is not None or self._hard_kill is not None:
+            return
+        # A process that closed its own socket may be about to end with a status worth reporting;
+        # the signal only reaches it if it lingers.
+        self._signal(signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        self._hard_kill = loop.call_later(_GRACE_S, self._signal, signal.SIGKILL)
+
+    async def _buried(self) -> str:
+        """Wait for the end of all processes; how it came, in words."""
+        code = await self._process.wait()
+        if self._hard_kill is not None:
+            self._hard_kill.cancel()
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        return f"the environment process {_cause(code)}"
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        "PYTHONHASHSEED": "0",  # a replay must see the same order of sets
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+def _cause(code: int) -> str:
+    number = -code if code < 0 else code - 128
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(number).name}"
+    return f"exited with status {code}"
+
+
+def _end_of(complaints: IO[Any]) -> str:
+    size = complaints.seek(0, os.SEEK_END)
+    complaints.seek(max(0, size - 2000))
+    return bytes(complaints.read()).decode("utf-8", "replace")
