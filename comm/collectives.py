@@ -53,7 +53,7 @@ class Finish:
     communicator: Any
     handle: Any
     where: str
-    """Epoch, step, path and stage in words, for the error of a wait that never ends."""
+    """Rank, epoch, step, path and stage in words, for the error of a wait that never ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ class Proposal:
     """Rolling crc32 per (path, role), then of all plans walked so far."""
 
     def pack(self) -> bytes:
-        """Fixed-size bytes: 44, and 4 for each hash."""
+        """Fixed-size bytes: 39, and 4 for each hash."""
         values = (getattr(self, field.name) for field in fields(self) if field.name != "hashes")
         return struct.pack(_HEAD, *values) + struct.pack(f"<{len(self.hashes)}I", *self.hashes)
 

@@ -31,8 +31,9 @@ class Sequencer:
 
     Every ticket does the same: settle the path's outstanding collective, send its result into the
     forward pass, let it compute to its next await, check that request against the ticket, post it.
-    So one path computes while the other's bytes travel. `around(path)` is entered for every resume
-    (stream, inference mode); nothing ambient is held while a forward pass is suspended.
+    So one path computes while the other's bytes travel. `around(path)` (stream, inference mode) is
+    entered for every resume and the post that follows it: a collective posted on another stream
+    would not wait for the payload. Nothing ambient is held while a forward pass is suspended.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Sequencer:
         )
         for name in plan.drop:
             await self.drop(name)
-        self._running.update(started)
+        self._start(plan, started)
         for ticket in plan.tickets:
             if self.rank in self.paths[ticket.path].members:
                 await self._issue(ticket)
@@ -89,13 +90,12 @@ class Sequencer:
         if out is None:
             return None
         asked_at = self._clock()
-        value = await perform(
-            Finish(communicator=out.communicator, handle=out.handle, where=str(out.ticket))
-        )
+        ticket = out.ticket
+        where = f"rank {self.rank}: {ticket}"
+        value = await perform(Finish(communicator=out.communicator, handle=out.handle, where=where))
         settled_at = self._clock()
         del self._outstanding[path]
         self.waited_s += settled_at - asked_at
-        ticket = out.ticket
         self.journal.tickets.append(
             TicketRecord(
                 step=ticket.step,
@@ -125,37 +125,50 @@ class Sequencer:
             forward.close()
         self._running.clear()
 
+    def _start(self, plan: StepPlan, started: Mapping[str, Forward]) -> None:
+        mine = [name for name in plan.start if self.rank in self.paths[name].members]
+        if sorted(started) != sorted(mine) or any(name in self._running for name in mine):
+            raise OrderError(
+                f"rank {self.rank}: step {plan.step} starts {mine}, but forward passes were given "
+                f"for {sorted(started)} and {sorted(self._running)} are in flight"
+            )
+        self._running.update(started)
+
     async def _issue(self, ticket: Ticket) -> None:
         if ticket.seq <= self._last_seq:
-            raise OrderError(f"rank {self.rank}: {ticket} comes after seq {self._last_seq}")
+            raise self._refusal(ticket, f"comes after seq {self._last_seq}")
+        if ticket.path not in self._running:
+            raise self._refusal(ticket, "no forward pass of this path is in flight")
         value = await self.settle(ticket.path)
         resumed_at = self._clock()
         with self._around(ticket.path):
             try:
                 request: Collective = self._running[ticket.path].send(value)
             except StopIteration:
-                raise OrderError(
-                    f"rank {self.rank}: {ticket}: the forward pass already returned; "
-                    f"last tickets: {self.journal.tail()}"
-                ) from None
-        op = ticket.op
-        if (type(request).__name__, request.role, request.stage) != (op.kind, op.role, op.stage):
-            raise OrderError(
-                f"rank {self.rank}: {ticket}: the forward pass asks for "
-                f"{type(request).__name__} {request.role} {request.stage}; "
-                f"last tickets: {self.journal.tail()}"
-            )
-        key = ticket.path, op.role
-        communicator = self.communicators[key]
-        self._hash[key] = _roll(self._hash[key], ticket)
-        self._last_seq = ticket.seq
-        handle = communicator.post(request, ticket)
+                raise self._refusal(ticket, "the forward pass already returned") from None
+            asked, op = type(request).__name__, ticket.op
+            if (asked, request.role, request.stage) != (op.kind, op.role, op.stage):
+                raise self._refusal(
+                    ticket, f"the forward pass asks for {asked} {request.role} {request.stage}"
+                )
+            key = ticket.path, op.role
+            communicator = self.communicators[key]
+            self._hash[key] = _roll(self._hash[key], ticket)
+            self._last_seq = ticket.seq
+            handle = communicator.post(request, ticket)
         self._outstanding[ticket.path] = _Outstanding(
             communicator=communicator,
             handle=handle,
             ticket=ticket,
             resumed_at=resumed_at,
             posted_at=self._clock(),
+        )
+
+    def _refusal(self, ticket: Ticket, why: str) -> OrderError:
+        posted = "; ".join(str(out.ticket) for out in self._outstanding.values()) or "nothing"
+        return OrderError(
+            f"rank {self.rank}: {ticket}: {why}; in flight: {posted}; "
+            f"last tickets: {self.journal.tail()}"
         )
 
     async def _return_of(self, path: str, step: int) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 
-Entry = tuple[Hashable, int]
+Entry = Hashable
+"""Names one collective of one group: two groups of one role must not share a name."""
 
 
 class SerialDevice:
@@ -40,4 +41,5 @@ class SerialDevice:
                     if all(entry in self._window(member) for member in members):
                         for member in members:
                             self._queues[member].remove(entry)
+                        del self._members[entry]
                         moved = True

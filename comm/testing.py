@@ -38,6 +38,7 @@ class _Message:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Handle:
     request: Collective
+    ticket: Ticket | None
     count: int
     slot: int
 
@@ -76,8 +77,8 @@ class LocalCommunicator:
         )
         board.readers.setdefault((self.rank, count), set())
         if ticket is not None and world.device is not None:
-            world.device.enqueue(self.rank, (self.key, count), self.members)
-        return _Handle(request=request, count=count, slot=slot)
+            world.device.enqueue(self.rank, (self.key, self.members, count), self.members)
+        return _Handle(request=request, ticket=ticket, count=count, slot=slot)
 
     def poll(self, handle: _Handle) -> bool:
         for member in self.members:
@@ -85,7 +86,7 @@ class LocalCommunicator:
             if message is None or message.count < handle.count:
                 return False
         device = self._world.device
-        return device is None or device.is_done(self.rank, (self.key, handle.count))
+        return device is None or device.is_done(self.rank, (self.key, self.members, handle.count))
 
     def result(self, handle: _Handle) -> Any:
         me = self.members.index(self.rank)
@@ -103,13 +104,19 @@ class LocalCommunicator:
     def _verify(self, handle: _Handle, member: int, message: _Message) -> None:
         if not self._world.verify:
             return
-        stage = message.ticket.op.stage if message.ticket else handle.request.stage
-        if message.count != handle.count or stage != handle.request.stage:
+        wanted, found = _header(handle.count, handle.ticket), _header(message.count, message.ticket)
+        if wanted != found:
             raise DivergedError(
-                f"{self.key}: rank {self.rank} waits for count {handle.count} "
-                f"({handle.request.stage}) of rank {member}; slot {handle.slot} holds "
-                f"count {message.count} ({stage})"
+                f"{self.key}: rank {self.rank} waits for {wanted} of rank {member}; "
+                f"slot {handle.slot} holds {found}"
             )
+
+
+def _header(count: int, ticket: Ticket | None) -> str:
+    """What travels with the data: the two paths run the same stages, so the path is named too."""
+    if ticket is None:
+        return f"count {count}"
+    return f"count {count} (epoch {ticket.epoch} {ticket.path}/{ticket.op.role} {ticket.op.stage})"
 
 
 class LocalWorld:
@@ -157,34 +164,47 @@ class LocalWorld:
         """Drive all ranks to their return and give what they returned, in rank order.
 
         `on_park` is called when every rank is parked (where a single process waits for outside
-        work). Raises DeadlockError naming every rank's wait when nothing can move.
+        work; it may raise to end the world). Raises DeadlockError naming every rank's wait when
+        nothing can move.
         """
-        asked: dict[int, Any] = {rank: forward.send(None) for rank, forward in enumerate(ranks)}
+        try:
+            return self._run(ranks, on_park)
+        finally:
+            for forward in ranks:
+                forward.close()
+
+    def _run(self, ranks: Sequence[Forward], on_park: Callable[[], None] | None) -> list[Any]:
+        asked: dict[int, Any] = dict.fromkeys(range(len(ranks)))
         results: dict[int, Any] = {}
         while asked:
             ready = [rank for rank, request in asked.items() if _is_ready(request)]
             if not ready:
-                waits = "; ".join(f"rank {rank} waits: {q.where}" for rank, q in asked.items())
-                done = f"; returned: {sorted(results)}" if results else ""
-                raise DeadlockError(f"nothing can move: {waits}{done}")
+                waits = "; ".join(request.where for _, request in sorted(asked.items()))
+                done = f"; returned: ranks {sorted(results)}" if results else ""
+                raise DeadlockError(f"nothing can move. Waiting: {waits}{done}")
             if on_park and len(ready) == self.size and all(map(_is_park, asked.values())):
                 on_park()
             rank = self._random.choice(ready)
             request = asked.pop(rank)
-            value = None if _is_park(request) else request.communicator.result(request.handle)
+            value = request.communicator.result(request.handle) if _is_finish(request) else None
             try:
                 asked[rank] = ranks[rank].send(value)
             except StopIteration as stop:
                 results[rank] = stop.value
-        return [results[rank] for rank in range(self.size)]
+        return [results[rank] for rank in range(len(ranks))]
 
 
 def _is_park(request: Any) -> bool:
     return isinstance(request, Park)
 
 
+def _is_finish(request: Any) -> bool:
+    return isinstance(request, Finish)
+
+
 def _is_ready(request: Any) -> bool:
-    if isinstance(request, Park):
+    """None stands for a rank that has not begun."""
+    if request is None or isinstance(request, Park):
         return True
     if isinstance(request, Finish):
         return bool(request.communicator.poll(request.handle))
