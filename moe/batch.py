@@ -1,0 +1,215 @@
+"""A description as tensors: what the layers of one forward pass index with.
+
+Shapes: T rows, B sequences, S sampled rows, N query tiles, Q rows of a tile, P (tile, block) pairs,
+K = 64 positions of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .description import Description
+from .kv_cache import BLOCK_SIZE
+
+TILE_ROWS = (1, 8, 32)
+"""Heights of query tiles. A sequence is cut into tiles of the first height it fits into, else the
+last: one row is not padded to many, many rows share the reading of a block."""
+GROUP_COST = 1024
+"""Query rows times KV blocks attended to at once: bounds attention's memory whatever the batch."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileGroup:
+    """Query tiles of one height, and the KV blocks each of them attends to."""
+
+    num_tiles: int
+    tile_rows: int
+    num_slots: int
+    """Blocks of the longest tile, rounded up to a power of two: leaves of the summation tree."""
+    row_M: torch.Tensor
+    """[N * Q] batch row of each tile row; the last tile of a sequence repeats its last row."""
+    keep_R: torch.Tensor | None
+    """[R] tile rows that are no repetition; None: all."""
+    tile_P: torch.Tensor
+    """[P] tile of each pair."""
+    block_P: torch.Tensor
+    """[P] KV block of each pair."""
+    slot_P: torch.Tensor
+    """[P] tile * num_slots + absolute block index."""
+    mask_PQK: torch.Tensor
+    """[P, Q, 64] float32: 0 where a row may look, minus infinity at later positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The rows of one forward pass; padded to equal shares under tensor parallelism."""
+
+    num_rows: int
+    """T: rows that are real."""
+    num_padded_rows: int
+    """T rounded up to a multiple of the tensor-parallel size; padding rows come last."""
+    input_ids: torch.Tensor
+    """[padded T]"""
+    positions: torch.Tensor
+    """[padded T]"""
+    slot_mapping: torch.Tensor
+    """[T] ``block * 64 + offset`` where each row's key and value go."""
+    block_tables: torch.Tensor
+    """[B, longest table] KV blocks by absolute block index; 0 beyond a table's end."""
+    cu_seqlens_q: torch.Tensor
+    """[B + 1] where each sequence's rows start and end."""
+    context_lens: torch.Tensor
+    """[B] positions a sequence has once its rows are written."""
+    sample_rows: torch.Tensor
+    """[S]"""
+    tiles: tuple[TileGroup, ...]
+
+    @classmethod
+    def build(
+        cls, description: Description, *, tp_size: int = 1, device: str | torch.device = "cpu"
+    ) -> Batch:
+        """All tensors of a batch. Raises ValueError for rows outside their block tables."""
+        rows = _Rows(description)
+        num_rows = description.num_rows
+        padding = -num_rows % tp_size
+        on = torch.device(device)
+        return cls(
+            num_rows=num_rows,
+            num_padded_rows=num_rows + padding,
+            input_ids=_tensor(np.pad(_ints(description.input_ids), (0, padding)), on),
+            positions=_tensor(np.pad(rows.position_T, (0, padding)), on),
+            slot_mapping=_tensor(rows.slot_mapping(), on),
+            block_tables=_tensor(rows.rectangular_tables(), on),
+            cu_seqlens_q=_tensor(rows.start_B1, on),
+            context_lens=_tensor(rows.context_len_B, on),
+            sample_rows=_tensor(_ints(description.sample_rows), on),
+            tiles=tuple(rows.tile_groups(on)),
+        )
+
+
+class _Rows:
+    """A description as numpy arrays; every method is a handful of whole-array operations."""
+
+    def __init__(self, description: Description) -> None:
+        self.position_T = _ints(description.positions)
+        self.start_B1 = _ints(description.cu_seqlens_q)
+        self.count_B = np.diff(self.start_B1)
+        self.table_len_B = _ints([len(table) for table in description.block_tables])
+        self.table_start_B = np.cumsum(self.table_len_B) - self.table_len_B
+        self.tables = _ints(list(chain.from_iterable(description.block_tables)))
+        self._check(description)
+        self.context_len_B = self.position_T[self.start_B1[1:] - 1] + 1
+
+    def _check(self, description: Description) -> None:
+        num_rows = description.num_rows
+        if len(self.position_T) != num_rows or self.start_B1[-1] != num_rows:
+            raise ValueError(
+                f"{num_rows} input ids, {len(self.position_T)} positions and sequences that end "
+                f"at row {self.start_B1[-1]}: all three must agree"
+            )
+        if len(self.table_len_B) != len(self.count_B) or (self.count_B < 1).any():
+            raise ValueError(
+                f"{len(self.table_len_B)} block tables for sequences of {self.count_B.tolist()} "
+                f"rows: each sequence needs one table and at least one row"
+            )
+        needed_B = self.position_T[self.start_B1[1:] - 1] // BLOCK_SIZE + 1
+        if (needed_B > self.table_len_B).any():
+            worst = int(np.argmax(needed_B - self.table_len_B))
+            raise ValueError(
+                f"sequence {worst} reaches block {needed_B[worst] - 1} of its table, which has "
+                f"{self.table_len_B[worst]} blocks"
+            )
+
+    def slot_mapping(self) -> Ints:
+        start_T = np.repeat(self.table_start_B, self.count_B)
+        block_T = self.tables[start_T + self.position_T // BLOCK_SIZE]
+        slots: Ints = block_T * BLOCK_SIZE + self.position_T % BLOCK_SIZE
+        return slots
+
+    def rectangular_tables(self) -> Ints:
+        width = int(self.table_len_B.max(initial=0))
+        tables = np.zeros((len(self.table_len_B), width), dtype=np.int64)
+        tables[np.arange(width) < self.table_len_B[:, None]] = self.tables
+        return tables
+
+    def tile_groups(self, device: torch.device) -> list[TileGroup]:
+        groups: list[TileGroup] = []
+        lower = 0
+        for height in TILE_ROWS:
+            upper = np.inf if height == TILE_ROWS[-1] else height
+            chosen_B = np.flatnonzero((self.count_B > lower) & (self.count_B <= upper))
+            if len(chosen_B):
+                groups += self._groups_of_height(chosen_B, height, device)
+            lower = height
+        return groups
+
+    def _groups_of_height(
+        self, chosen_B: Ints, height: int, device: torch.device
+    ) -> list[TileGroup]:
+        tiles_B = -(-self.count_B[chosen_B] // height)
+        sequence_N = np.repeat(chosen_B, tiles_B)
+        row_N = self.start_B1[sequence_N] + _counting(tiles_B) * height
+        last_N = np.minimum(row_N + height, self.start_B1[sequence_N + 1]) - 1
+        num_blocks_N = self.position_T[last_N] // BLOCK_SIZE + 1
+        cost_N = num_blocks_N * height
+        part_N = (np.cumsum(cost_N) - cost_N) // GROUP_COST
+        cuts = [0, *(np.flatnonzero(np.diff(part_N)) + 1).tolist(), len(part_N)]
+        return [
+            self._group(sequence_N[a:b], row_N[a:b], last_N[a:b], num_blocks_N[a:b], height, device)
+            for a, b in pairwise(cuts)
+        ]
+
+    def _group(
+        self,
+        sequence_N: Ints,
+        row_N: Ints,
+        last_N: Ints,
+        num_blocks_N: Ints,
+        height: int,
+        device: torch.device,
+    ) -> TileGroup:
+        num_tiles = len(row_N)
+        num_slots = 1 << (int(num_blocks_N.max()) - 1).bit_length()
+        row_NQ = row_N[:, None] + np.arange(height)
+        keep_NQ = row_NQ <= last_N[:, None]
+        row_NQ = np.minimum(row_NQ, last_N[:, None])
+        tile_P = np.repeat(np.arange(num_tiles), num_blocks_N)
+        index_P = _counting(num_blocks_N)
+        block_P = self.tables[self.table_start_B[sequence_N][tile_P] + index_P]
+        position_PQ = self.position_T[row_NQ][tile_P]
+        key_PK = index_P[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)
+        hidden_PQK = key_PK[:, None, :] > position_PQ[:, :, None]
+        mask_PQK = np.where(hidden_PQK, np.float32(-np.inf), np.float32(0))
+        return TileGroup(
+            num_tiles=num_tiles,
+            tile_rows=height,
+            num_slots=num_slots,
+            row_M=_tensor(row_NQ.ravel(), device),
+            keep_R=None if keep_NQ.all() else _tensor(np.flatnonzero(keep_NQ), device),
+            tile_P=_tensor(tile_P, device),
+            block_P=_tensor(block_P, device),
+            slot_P=_tensor(tile_P * num_slots + index_P, device),
+            mask_PQK=torch.from_numpy(mask_PQK).to(device),
+        )
+
+
+def _counting(counts: Ints) -> Ints:
+    """0, 1, ... counts[0] - 1, 0, 1, ... counts[1] - 1, and so on."""
+    ends = np.cumsum(counts)
+    result: Ints = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+    return result
+
+
+def _ints(values: tuple[int, ...] | list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _tensor(values: Ints, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(values).to(device)

@@ -1,0 +1,146 @@
+"""How rows reach their experts and come back.
+
+Shapes: T rows of this rank, D hidden, K experts a row goes to, R rows received, X experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from interlace.comm.collectives import Exchange, perform
+
+from .placement import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatched:
+    """Rows that arrived for this rank's experts, and what is needed to send them back."""
+
+    rows_RD: torch.Tensor
+    """Sorted by expert, in the order of `Placement.experts_of`."""
+    expert_counts: tuple[int, ...]
+    """Rows of each own expert."""
+    arrival_R: torch.Tensor | None
+    """Place in order of arrival of each sorted row; None: they arrived sorted."""
+    sent_order: torch.Tensor
+    """[T * K] top-k slot of each row sent."""
+    top_k: int
+    sent: tuple[int, ...]
+    """Rows this rank sent to each member."""
+    received: tuple[int, ...]
+    """Rows that came from each member."""
+
+
+class Dispatcher(Protocol):
+    """A strategy of moving rows. Both calls suspend, the same number of times whatever the rows."""
+
+    async def dispatch(
+        self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor
+    ) -> Dispatched: ...
+
+    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+        """[T, K, D] the experts' outputs for this rank's rows, in their top-k slots."""
+        ...
+
+
+class AllToAllDispatcher:
+    """Counts first, then exactly the rows that are needed, over role "ep".
+
+    Issues ``{stage}.counts``, ``{stage}.dispatch`` and ``{stage}.combine``, in groups of one and
+    for no rows too. Outputs come back to the slot they left from, so the sum over experts is the
+    owner's and its order is fixed.
+    """
+
+    def __init__(self, *, placement: Placement, ep_rank: int) -> None:
+        self._placement = placement
+        self._ep_rank = ep_rank
+        self._experts_per_rank = tuple(
+            len(placement.experts_of(rank)) for rank in range(placement.ep_size)
+        )
+        order = placement.order
+        contiguous = order == tuple(range(placement.num_experts))
+        self._rank_in_order_X = None if contiguous else torch.tensor(order).argsort()
+
+    async def dispatch(self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> Dispatched:
+        sent_order, counts_X, rows = self._pack(x_TD, topk_TK)
+        own = (self._experts_per_rank[self._ep_rank],) * self._placement.ep_size
+        arrived_counts = await perform(
+            Exchange(
+                role="ep",
+                stage=f"{stage}.counts",
+                payload=counts_X,
+                send=self._experts_per_rank,
+                recv=own,
+            )
+        )
+        sent = self._rows_per_rank(counts_X)
+        counts_by_source = arrived_counts.cpu().numpy().reshape(self._placement.ep_size, own[0])
+        received = tuple(counts_by_source.sum(1).tolist())
+        arrived = await perform(
+            Exchange(role="ep", stage=f"{stage}.dispatch", payload=rows, send=sent, recv=received)
+        )
+        arrival_R = self._sort_by_expert(counts_by_source, arrived)
+        return Dispatched(
+            rows_RD=arrived if arrival_R is None else arrived.index_select(0, arrival_R),
+            expert_counts=tuple(counts_by_source.sum(0).tolist()),
+            arrival_R=arrival_R,
+            sent_order=sent_order,
+            top_k=topk_TK.shape[1],
+            sent=sent,
+            received=received,
+        )
+
+    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+        returned = await perform(
+            Exchange(
+                role="ep",
+                stage=f"{stage}.combine",
+                payload=self._in_order_of_arrival(y_RD, dispatched),
+                send=dispatched.received,
+                recv=dispatched.sent,
+            )
+        )
+        return self._into_slots(returned, dispatched)
+
+    def _pack(
+        self, x_TD: torch.Tensor, topk_TK: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Slots sorted by expert in sending order, rows per expert, and the rows themselves."""
+        key = topk_TK.flatten()
+        if self._rank_in_order_X is not None:
+            key = self._rank_in_order_X.to(key.device)[key]
+        sent_order = torch.argsort(key, stable=True)
+        counts_X = torch.bincount(key, minlength=self._placement.num_experts)
+        rows = x_TD.index_select(0, sent_order // topk_TK.shape[1])
+        return sent_order, counts_X, rows
+
+    def _rows_per_rank(self, counts_X: torch.Tensor) -> tuple[int, ...]:
+        counts = counts_X.cpu().numpy()
+        ends = np.cumsum(self._experts_per_rank)
+        totals = np.concatenate(([0], np.cumsum(counts)))[np.concatenate(([0], ends))]
+        return tuple(np.diff(totals).tolist())
+
+    def _sort_by_expert(
+        self, counts_by_source: np.ndarray[tuple[int, int], np.dtype[np.int64]], rows: torch.Tensor
+    ) -> torch.Tensor | None:
+        if self._placement.ep_size == 1:
+            return None
+        num_own = counts_by_source.shape[1]
+        expert_R = np.repeat(
+            np.tile(np.arange(num_own), self._placement.ep_size), counts_by_source.ravel()
+        )
+        return torch.from_numpy(np.argsort(expert_R, kind="stable")).to(rows.device)
+
+    def _in_order_of_arrival(self, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+        if dispatched.arrival_R is None:
+            return y_RD
+        return torch.empty_like(y_RD).index_copy_(0, dispatched.arrival_R, y_RD)
+
+    def _into_slots(self, returned: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+        slots = torch.empty_like(returned).index_copy_(0, dispatched.sent_order, returned)
+        outputs: torch.Tensor = slots.unflatten(0, (-1, dispatched.top_k))
+        return outputs

@@ -1,0 +1,80 @@
+"""Keys and values of all sequences, in blocks of 64 positions.
+
+Shapes: T rows, B blocks, G heads of a plane, E width of one head's entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from .config import ModelConfig
+
+BLOCK_SIZE = 64
+"""Positions in one block. Attention sums inside blocks first, so this is part of the numerics."""
+
+Planes = Mapping[str, tuple[int, int]]
+"""What one layer keeps per token: name of each plane -> (heads, width)."""
+
+
+def attention_planes(config: ModelConfig, tp_size: int = 1) -> Planes:
+    """The planes of grouped-query attention on one of `tp_size` tensor-parallel ranks."""
+    heads = config.num_kv_heads // tp_size
+    return {"key": (heads, config.head_dim), "value": (heads, config.head_dim)}
+
+
+def bytes_per_block(config: ModelConfig, dtype: torch.dtype, tp_size: int = 1) -> int:
+    """Memory of one block over all layers and planes, in bytes."""
+    per_token = sum(heads * width for heads, width in attention_planes(config, tp_size).values())
+    return config.num_layers * BLOCK_SIZE * per_token * dtype.itemsize
+
+
+class KVCache:
+    """A fixed pool of blocks. Every layer is a list of named planes, each laid out head-major.
+
+    The pool is shared by all paths of a rank; who may touch which block is the block manager's
+    business. Blocks are zero until written, and what lies beyond a sequence's last position is
+    never read as a number that counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        planes: Planes,
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.num_layers = num_layers
+        self.num_blocks = num_blocks
+        self.dtype = dtype
+        self._pools = {
+            name: torch.zeros(
+                (num_layers, num_blocks, heads, BLOCK_SIZE, width), dtype=dtype, device=device
+            )
+            for name, (heads, width) in planes.items()
+        }
+
+    def plane(self, layer: int, name: str) -> torch.Tensor:
+        """[B, G, 64, E]: a view of the pool."""
+        return self._pools[name][layer]
+
+    def write(self, layer: int, slot_mapping_T: torch.Tensor, **planes: torch.Tensor) -> None:
+        """Store T rows [T, G, E] of each named plane at slots ``block * 64 + offset``."""
+        block_T = slot_mapping_T >> 6
+        offset_T = slot_mapping_T & (BLOCK_SIZE - 1)
+        for name, rows_TGE in planes.items():
+            self._pools[name][layer].transpose(1, 2)[block_T, offset_T] = rows_TGE
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (from, to) in all layers, as if one after another in this order."""
+        if not pairs:
+            return
+        sources, targets = zip(*pairs, strict=True)
+        independent = not set(sources) & set(targets) and len(set(targets)) == len(targets)
+        steps = [(list(sources), list(targets))] if independent else [([a], [b]) for a, b in pairs]
+        for source, target in steps:
+            for pool in self._pools.values():
+                pool[:, target] = pool[:, source]

@@ -1,0 +1,201 @@
+"""Choosing the next token: the same token for the same logits, seed, trajectory and position.
+
+Every row is computed alone, by the same operations whatever else is in the batch. Noise is
+counter-based (Philox, Salmon et al. 2011): nothing is drawn in order, so nothing depends on one.
+
+Shapes: S rows, V vocabulary, C candidate tokens in ascending order of id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .sampling_params import SamplingParams
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    """One row to sample: how, and what its noise is a function of."""
+
+    params: SamplingParams
+    seed: int
+    trajectory: int
+    position: int
+    """Absolute position the sampled token will have."""
+    generated: tuple[int, ...] = ()
+    """Tokens of this turn so far; only `choices` look at them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """A token and its log-probabilities; both are float32 values."""
+
+    token: int
+    logprob_raw: float
+    """Under the model: log-softmax of the logits."""
+    logprob: float
+    """Under the distribution it was drawn from; for greedy, at temperature 1 after masks."""
+    done_choice: bool
+    """The turn now spells one of its choices, and no other choice goes on from there."""
+
+
+def validate(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ValueError for parameters no token could satisfy, or outside their ranges."""
+    if not 0 <= params.temperature < float("inf"):
+        raise ValueError(f"temperature is {params.temperature}; it must be 0 or a positive number")
+    if not 0 < params.top_p <= 1:
+        raise ValueError(f"top_p is {params.top_p}; it must be above 0 and at most 1")
+    if params.top_k < 0:
+        raise ValueError(f"top_k is {params.top_k}; it must be 0 (all) or positive")
+    if params.max_tokens < 1:
+        raise ValueError(f"max_tokens is {params.max_tokens}; at least one token must be allowed")
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids,
+        "choices": tuple(token for choice in params.choices for token in choice),
+    }
+    for field, ids in named.items():
+        outside = [token for token in ids if not 0 <= token < vocab_size]
+        if outside:
+            raise ValueError(
+                f"{field} has token id {outside[0]}, but the vocabulary has {vocab_size} tokens"
+            )
+    _validate_choices(params)
+
+
+def _validate_choices(params: SamplingParams) -> None:
+    if params.choices and params.allowed_token_ids:
+        raise ValueError("choices and allowed_token_ids exclude each other: set one of them")
+    if () in params.choices:
+        raise ValueError("choices has an empty choice; a turn has at least one token")
+    for choice in params.choices:
+        longer = [c for c in params.choices if len(c) > len(choice) and _starts(c, choice)]
+        if longer and not params.stop_token_ids:
+            raise ValueError(
+                f"choice {choice} is the beginning of choice {longer[0]}: to end there the turn "
+                f"needs stop_token_ids"
+            )
+
+
+def sample(logits_SV: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    """One token for each row of float32 logits, in order.
+
+    Gumbel-argmax: the largest of log-probability plus noise (seed, trajectory, position, token id);
+    temperature 0 takes the most likely token; ties go to the lowest id. Raises ValueError when a
+    row's choices leave no token (see `validate` for everything that can be known before).
+    """
+    if len(rows) != len(logits_SV):
+        raise ValueError(f"{len(logits_SV)} rows of logits, {len(rows)} rows to sample")
+    return [
+        _sample_row(logits_V, row)
+        for logits_V, row in zip(logits_SV.cpu().numpy(), rows, strict=True)
+    ]
+
+
+def gumbel_noise(*, seed: int, trajectory: int, position: int, vocab_size: int) -> Floats:
+    """[V] standard Gumbel noise: a function of its arguments and nothing else."""
+    mask = (1 << 64) - 1
+    bits = np.random.Philox(key=[seed & mask, trajectory & mask], counter=[position, 0, 0, 0])
+    uniform_V = np.random.Generator(bits).random(vocab_size)
+    uniform_V += 2.0**-54  # never zero; one would need 1 - 2^-54, which is not representable
+    np.log(uniform_V, out=uniform_V)
+    np.negative(uniform_V, out=uniform_V)
+    np.log(uniform_V, out=uniform_V)
+    return np.negative(uniform_V, out=uniform_V)
+
+
+def allowed_next(params: SamplingParams, generated: tuple[int, ...]) -> tuple[int, ...]:
+    """Ascending ids that may follow `generated`; empty: any token of the vocabulary."""
+    if not params.choices:
+        return tuple(sorted(set(params.allowed_token_ids)))
+    length = len(generated)
+    open_choices = [c for c in params.choices if len(c) > length and _starts(c, generated)]
+    allowed = {choice[length] for choice in open_choices}
+    if not allowed:
+        raise ValueError(f"no choice goes on after the tokens {generated}: the turn is over")
+    if generated in params.choices:
+        allowed.update(params.stop_token_ids)
+    return tuple(sorted(allowed))
+
+
+def _starts(choice: tuple[int, ...], beginning: tuple[int, ...]) -> bool:
+    return choice[: len(beginning)] == beginning
+
+
+def _sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
+    params = row.params
+    raw_V = _log_softmax(logits_V.astype(np.float64))
+    allowed = allowed_next(params, row.generated)
+    ids_C = np.array(allowed, dtype=np.int64) if allowed else None
+    log_C = raw_V if ids_C is None else _log_softmax(raw_V[ids_C])
+    if params.temperature == 0:
+        index = int(np.argmax(log_C))
+    else:
+        kept_C, log_C = _filter(log_C, params)
+        noise_V = gumbel_noise(
+            seed=row.seed,
+            trajectory=row.trajectory,
+            position=row.position,
+            vocab_size=len(logits_V),
+        )
+        if kept_C is not None:
+            ids_C = kept_C if ids_C is None else ids_C[kept_C]
+        noise_C = noise_V if ids_C is None else noise_V[ids_C]
+        index = int(np.argmax(log_C + noise_C))
+    token = index if ids_C is None else int(ids_C[index])
+    turn = (*row.generated, token)
+    return Sampled(
+        token=token,
+        logprob_raw=float(np.float32(raw_V[token])),
+        logprob=float(np.float32(log_C[index])),
+        done_choice=turn in params.choices
+        and not any(len(c) > len(turn) and _starts(c, turn) for c in params.choices),
+    )
+
+
+def _filter(log_C: Floats, params: SamplingParams) -> tuple[Ids | None, Floats]:
+    """Temperature, then top-k, then top-p: which candidates stay (None: all) and their log p."""
+    if params.temperature != 1:
+        log_C = _log_softmax(log_C / params.temperature)
+    kept: Ids | None = None
+    if 0 < params.top_k < len(log_C):
+        kept = _largest(log_C, params.top_k)
+        log_C = _log_softmax(log_C[kept])
+    if params.top_p < 1:
+        nucleus = _nucleus(log_C, params.top_p)
+        kept = nucleus if kept is None else kept[nucleus]
+        log_C = _log_softmax(log_C[nucleus])
+    return kept, log_C
+
+
+def _largest(log_C: Floats, count: int) -> Ids:
+    """Ascending indices of the `count` largest; among equals the lowest index stays."""
+    threshold = np.partition(log_C, len(log_C) - count)[len(log_C) - count]
+    above = np.flatnonzero(log_C > threshold)
+    equal = np.flatnonzero(log_C == threshold)[: count - len(above)]
+    return np.sort(np.concatenate((above, equal)))
+
+
+def _nucleus(log_C: Floats, top_p: float) -> Ids:
+    """Ascending indices of the fewest most likely candidates whose mass reaches `top_p`."""
+    likely = np.arange(len(log_C))
+    floor = np.log((1 - top_p) / len(log_C))  # all below it together have less than 1 - top_p
+    likely = likely[log_C >= floor]
+    order = likely[np.argsort(-log_C[likely], kind="stable")]
+    mass = np.cumsum(np.exp(log_C[order]))
+    count = int(np.searchsorted(mass, top_p)) + 1
+    return np.sort(order[:count])
+
+
+def _log_softmax(values: Floats) -> Floats:
+    shifted = values - values.max()
+    result: Floats = shifted - np.log(np.exp(shifted).sum())
+    return result
