@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .collectives import Finish, Forward, Park
-from .errors import CollectiveTimeoutError
+from .errors import CollectiveTimeoutError, CommunicationError, PeerLostError
 
 
 def run_blocking(
@@ -20,7 +20,7 @@ def run_blocking(
     """Drive the coroutine to its return. `park(seconds)` sleeps until there is work to take in.
 
     Raises CollectiveTimeoutError, saying what was waited for, once a wait outlasts its
-    communicator's `timeout_s`.
+    communicator's `timeout_s`, and PeerLostError if the transport itself gives up.
     """
     value = None
     while True:
@@ -32,10 +32,19 @@ def run_blocking(
             park(request.ms / 1000)
             value = None
         elif isinstance(request, Finish):
-            _wait(request, clock, pause)
-            value = request.communicator.result(request.handle)
+            value = _finish(request, clock, pause)
         else:
             raise TypeError(f"a rank suspended on {request!r}; only Finish and Park are answered")
+
+
+def _finish(request: Finish, clock: Callable[[], float], pause: Callable[[float], None]) -> Any:
+    try:
+        _wait(request, clock, pause)
+        return request.communicator.result(request.handle)
+    except CommunicationError:
+        raise
+    except RuntimeError as error:
+        raise PeerLostError(f"the transport gave up: {request.where}: {error}") from error
 
 
 def _wait(request: Finish, clock: Callable[[], float], pause: Callable[[float], None]) -> None:

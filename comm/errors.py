@@ -23,5 +23,9 @@ class CollectiveTimeoutError(CommunicationError):
     """A collective or an exchange did not finish within its deadline."""
 
 
+class PeerLostError(CommunicationError):
+    """The transport gave a collective up: a peer died or its connection broke."""
+
+
 class BufferInFlightError(CommunicationError):
     """A buffer was borrowed again while a collective still owns it."""

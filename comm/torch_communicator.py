@@ -6,6 +6,7 @@ NCCL and gloo run the same code. Rows travel as bytes, so every dtype does.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ import torch.distributed as dist
 from .collectives import Collective, Exchange, Gather
 from .path import Ticket
 from .workspace import Workspace
+
+# Renamed in torch 2.13, where the old name warns.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or (
+    dist.all_gather_into_tensor
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +83,7 @@ class TorchCommunicator:
         received = self._workspace.borrow(key, num_bytes)[:num_bytes]
         work = None
         if num_bytes:
-            work = dist.all_gather_into_tensor(received, sent, group=self._group, async_op=True)
+            work = _all_gather(received, sent, group=self._group, async_op=True)
         return _Handle(
             work=work,
             request=request,
@@ -122,7 +128,7 @@ class ControlCommunicator:
     def post(self, request: Collective, ticket: Ticket | None) -> Any:
         sent = torch.frombuffer(bytearray(request.payload), dtype=torch.uint8).to(self._device)
         received = sent.new_empty(sent.numel() * self.size)
-        work = dist.all_gather_into_tensor(received, sent, group=self._group, async_op=True)
+        work = _all_gather(received, sent, group=self._group, async_op=True)
         return work, received, sent
 
     def poll(self, handle: Any) -> bool:
