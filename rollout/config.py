@@ -279,9 +279,13 @@ class TaskSection(Section):
                 answer=self.answer_column,
                 group_size=self.group_size,
             )
-            return tasks if self.count is None else tasks[: self.count * self.group_size]
+            some = tasks if self.count is None else tasks[: self.count * self.group_size]
+            return [replace(task, max_tokens=self.max_tokens) for task in some]
         seeds = range(self.seed_start, self.seed_start + (self.count or 1))
-        alone = [Task(self.env, seed=seed, params=self.params) for seed in seeds]
+        alone = [
+            Task(self.env, seed=seed, params=self.params, max_tokens=self.max_tokens)
+            for seed in seeds
+        ]
         if self.group_size == 1:
             return alone
         return [replace(t, group_id=t.task_id) for t in alone for _ in range(self.group_size)]

@@ -56,11 +56,25 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     """Context tokens computed for this turn."""
 
 
+class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """A rank has loaded its weights and checked its kernels."""
+
+    rank: int
+    exact: bool
+    """The self-test found every kernel independent of the batch around a row."""
+    max_context: int
+    """Tokens a trajectory may have."""
+    pool_tokens: int
+    """Tokens the KV pool holds."""
+    vocab_size: int
+    stop_token_ids: list[int]
+    """Tokens that end a turn according to the checkpoint."""
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """The last word of a rank that left its loop in order."""
 
     rank: int
-    exact: bool
     steps: list[StepRecord]
     tickets: list[TicketRecord]
 
@@ -75,7 +89,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
 
 
 Command = TurnRequest | Abort | Stop
-Event = TurnResult | RankReport | RankFailure
+Event = RankReady | TurnResult | RankReport | RankFailure
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

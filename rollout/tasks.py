@@ -38,6 +38,8 @@ class Task:
     """Text, messages `{"role": ..., "content": ...}`, or token ids."""
     answer: Any = None
     """Reference answer for a reward function (a JSON value)."""
+    max_tokens: int | None = None
+    """Most tokens of one turn of this task; None: the job's."""
     task_id: str = ""
     """Names the task in every record; empty: derived from the other fields."""
 
@@ -50,6 +52,8 @@ class Task:
             raise ValueError(f"group_id must be a string or None, found {self.group_id!r}")
         if not isinstance(self.params, Mapping):
             raise ValueError(f"params must be a mapping, found {_kind(self.params)}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, found {self.max_tokens}")
         if self.prompt is None and self.env == PROMPT_ENV:
             raise ValueError("a task needs an env or a prompt, found neither")
         if self.prompt is not None:

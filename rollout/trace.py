@@ -114,7 +114,7 @@ def _arrows(records: Records, lane_of: dict[str, int], zero: float) -> Iterator[
         for rank, ticket in taking_part:
             if rank == poster or ticket.settled_at - hair < last.posted_at:
                 continue
-            head = f'"cat":"collective","name":"collective","id":{next(numbers)},"tid":{lane}'
+            head = f'"cat":"c","name":"c","id":{next(numbers)},"tid":{lane}'
             stop = _us(ticket.settled_at - hair - zero)
             yield f'{{"ph":"s",{head},"pid":{poster},"ts":{start}}}'
             yield f'{{"ph":"f","bp":"e",{head},"pid":{rank},"ts":{stop}}}'

@@ -1,0 +1,95 @@
+"""Where built models live between runs, and how a name becomes a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from interlace.moe.random_model import write_random_model
+from interlace.moe.smollm2 import build_smollm2_moe
+from interlace.rollout.config import ConfigError
+
+Progress = Callable[..., None]
+
+SMOLLM2 = "smollm2-moe"
+RANDOM_MODELS = {"tiny-qwen3-moe": "qwen3_moe", "tiny-mixtral": "mixtral"}
+MODEL_NAMES = (SMOLLM2, *RANDOM_MODELS)
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """`INTERLACE_CACHE`, else `XDG_CACHE_HOME`/interlace, else ~/.cache/interlace."""
+    if own := environ.get("INTERLACE_CACHE"):
+        return Path(own).expanduser()
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "interlace"
+
+
+def model_folder(name_or_path: str) -> Path:
+    """A folder with a complete model; a named one is built into the cache if it is not there.
+
+    ConfigError if there is no such folder or no model in it. Processes may call this at once for
+    one name: each builds for itself, the first to finish publishes, and all get the same folder.
+    """
+    if name_or_path in MODEL_NAMES:
+        folder = cache_folder() / "models" / name_or_path
+        if not is_model(folder):
+            build_model(name_or_path, folder)
+        return folder
+    folder = Path(name_or_path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model.path: there is no folder {name_or_path}: give a folder in Hugging Face format "
+            f"or one of {', '.join(MODEL_NAMES)}"
+        )
+    if not is_model(folder):
+        raise ConfigError(
+            f"model.path: {name_or_path} has no config.json: it is not a folder in Hugging Face "
+            "format"
+        )
+    return folder
+
+
+def is_model(folder: Path) -> bool:
+    """Whether `folder` holds a model: built ones appear complete or not at all."""
+    return (folder / "config.json").is_file()
+
+
+def build_model(
+    name: str, folder: Path, *, on_progress: Progress | None = None, **options: Any
+) -> None:
+    """Write the named model to `folder`, which appears only once it is complete.
+
+    `options` are those of the model's builder. ConfigError if `name` is not built here or
+    `folder` cannot be written.
+    """
+    if name not in MODEL_NAMES:
+        raise ConfigError(f"there is no model {name!r}: choose one of {', '.join(MODEL_NAMES)}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if name == SMOLLM2:
+            build_smollm2_moe(folder, on_progress=on_progress, **options)
+        else:
+            _write_random(RANDOM_MODELS[name], folder, **options)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write model {name} to {folder}: {error.strerror or error}: free some space, "
+            "or set INTERLACE_CACHE to a folder that can be written"
+        ) from error
+
+
+def _write_random(architecture: str, folder: Path, seed: int = 0) -> None:
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        write_random_model(building, architecture, seed)
+        building.chmod(0o755)
+        try:
+            building.rename(folder)
+        except OSError:
+            if not is_model(folder):
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)

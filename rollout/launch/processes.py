@@ -1,0 +1,92 @@
+"""The transport of a rank that is a process of its own: torch.distributed on gloo or NCCL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from interlace.comm.communicator import Communicator
+from interlace.comm.torch_communicator import ControlCommunicator, TorchCommunicator
+from interlace.comm.workspace import Workspace
+from interlace.rollout.config import Launch
+
+from .rank import SLOTS
+from .transport import Groups
+
+
+class ProcessTransport:
+    """One rank's process groups: one per (path, role), and one for control, always on gloo.
+
+    On a GPU every path has a stream of its own.
+    """
+
+    def __init__(self, *, rank: int, world: int, store: Store, launch: Launch) -> None:
+        """Join the job through `store`. Raises whatever torch raises when ranks do not appear
+        within `connect_timeout_s`."""
+        self.rank = rank
+        torch.set_num_threads(1)  # the bits of a large batch depend on it
+        self._launch = launch
+        self.device = torch.device("cpu")
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        self._workspaces: dict[str, Workspace[torch.Tensor]] = {}
+        if launch.backend == "nccl":
+            self.device = torch.device("cuda", rank % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=launch.connect_timeout_s),
+        )
+        longest = max(launch.load_timeout_s, launch.exchange_timeout_s, launch.ticket_timeout_s)
+        self._timeout = timedelta(seconds=longest + 10)
+        self._control_group = dist.new_group(backend="gloo", timeout=self._timeout)
+
+    def control(self, timeout_s: float) -> Communicator:
+        return ControlCommunicator(
+            self._control_group, device=torch.device("cpu"), timeout_s=timeout_s
+        )
+
+    def communicator(self, path: str, role: str, groups: Groups) -> Communicator:
+        mine = None
+        for ranks in groups:
+            group = dist.new_group(list(ranks), backend=self._launch.backend, timeout=self._timeout)
+            if self.rank in ranks:
+                mine = group
+        assert mine is not None, f"rank {self.rank} is in no group of {path}/{role}"
+        return TorchCommunicator(
+            mine,
+            role=role,
+            workspace=self._workspace(path),
+            slots=SLOTS,
+            timeout_s=self._launch.ticket_timeout_s,
+        )
+
+    @contextmanager
+    def around(self, path: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            if self.device.type == "cuda":
+                stream = self._streams.setdefault(path, torch.cuda.Stream(self.device))
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def close(self) -> None:
+        """Leave all groups."""
+        dist.destroy_process_group()
+
+    def _workspace(self, path: str) -> Workspace[torch.Tensor]:
+        def allocate(num_bytes: int) -> torch.Tensor:
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+        return self._workspaces.setdefault(path, Workspace(path, allocate))

@@ -1,0 +1,279 @@
+"""The one object a script needs: starts the ranks, takes tasks, gives trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from interlace.comm.journal import StepRecord, TicketRecord
+from interlace.moe.sampling_params import SamplingParams
+
+from .balancer import Balancer
+from .cache import model_folder
+from .chat import Chat
+from .collector import Collector, Limits
+from .config import RolloutConfig
+from .environments import EnvironmentPool
+from .launch.choose import launcher_for
+from .launch.launcher import Launcher
+from .messages import Event, RankReady, RankReport
+from .rewards import Rewarder, RewardFn, import_reward_fn
+from .run import Run
+from .tasks import Prompt, Task
+from .trajectory import Trajectory
+from .turns import RolloutError, Turns
+
+Records = dict[int, tuple[Sequence[StepRecord], Sequence[TicketRecord]]]
+
+
+class Rollout:
+    """Ranks and environments from ``with`` to its end; nothing is left running after it.
+
+    Under torchrun every rank runs the same script; on ranks other than 0 `is_driver` is false,
+    `run` yields nothing, and leaving the ``with`` serves until rank 0 leaves it.
+    """
+
+    def __init__(self, config: RolloutConfig, *, reward_fn: RewardFn | None = None) -> None:
+        """`reward_fn` is used as ``rewards.reward_fn`` would be, and comes before it."""
+        self.config = config
+        self.records: Records = {}
+        """Rank -> (steps, tickets); filled when the ``with`` ends in order."""
+        self.exact = False
+        """Whether every rank's kernels passed the self-test."""
+        self.wall_s = 0.0
+        """Seconds from the first task's start to the last trajectory's end."""
+        named = config.rewards.reward_fn
+        self._reward_fn = reward_fn or (import_reward_fn(named) if named else None)
+        self._launcher: Launcher | None = None
+        self._ready: dict[int, RankReady] = {}
+        self._next_id = 0
+        self._began_at: float | None = None
+
+    @property
+    def is_driver(self) -> bool:
+        return self._launcher is None or self._launcher.is_driver
+
+    # ---- life
+
+    def __enter__(self) -> Self:
+        folder = model_folder(self.config.model.path)
+        chat = Chat(folder)
+        self._launcher = launcher_for(self.config, folder)
+        self._loop = asyncio.new_event_loop()
+        self._turns = Turns(self._launcher.send)
+        try:
+            self._launcher.start(self._on_event)
+            if self._launcher.is_driver:
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="interlace collector", daemon=True
+                )
+                self._thread.start()
+                self._call(self._open(chat))
+        except BaseException:
+            self._end(kill=True)
+            raise
+        self.exact = all(ready.exact for ready in self._ready.values())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(kill=error is not None)
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+    # ---- work
+
+    def run(self, tasks: Iterable[Task]) -> Run:
+        """Start all tasks; iterate the answer for trajectories as they finish.
+
+        Trajectory ids count the tasks in the order given, whatever order they enter in.
+        """
+        tasks = list(tasks)
+        if not tasks:
+            raise ValueError("there are no tasks to run")
+        if not self.is_driver:
+            return Run(0, lambda: None)
+        run = Run(len(tasks), lambda: self._soon(self._taken))
+        numbered = list(enumerate(tasks, start=self._next_id))
+        self._next_id += len(tasks)
+        if self.config.arrival_seed is not None:
+            random.Random(self.config.arrival_seed).shuffle(numbered)
+        self._spawn(self._feed(numbered, run))
+        return run
+
+    def submit(self, task: Task) -> Future[Trajectory]:
+        """One trajectory as a future of `concurrent.futures`. Rank 0 only."""
+        number = self._next_id
+        self._next_id += 1
+        return self._spawn(self._one(number, task))
+
+    def generate(self, prompts: Sequence[Prompt], **task_fields: Any) -> list[Trajectory]:
+        """Answer prompts (text, messages or token ids), in the order given.
+
+        `task_fields` are fields of `Task`, such as max_tokens.
+        """
+        run = self.run(Task(prompt=prompt, **task_fields) for prompt in prompts)
+        return sorted(run, key=lambda trajectory: trajectory.trajectory_id)
+
+    # ---- in the collector's loop
+
+    async def _open(self, chat: Chat) -> None:
+        assert self._launcher is not None
+        config, environments = self.config, self.config.environments
+        self._pool = EnvironmentPool(
+            factory=self._launcher.environment_hosts,
+            num_hosts=environments.num_processes,
+            episodes_per_host=environments.episodes_per_process,
+            step_timeout_s=environments.step_timeout_s,
+            reset_timeout_s=environments.reset_timeout_s,
+        )
+        await self._pool.__aenter__()
+        stop = {*config.sampling.stop_token_ids, *chat.end_of_turn_ids}
+        stop.update(*(ready.stop_token_ids for ready in self._ready.values()))
+        self._collector = Collector(
+            chat=chat,
+            turns=self._turns,
+            pool=self._pool,
+            balancer=Balancer(self._launcher.num_leaders),
+            limits=Limits(
+                max_context=min(ready.max_context for ready in self._ready.values()),
+                pool_tokens=min(ready.pool_tokens for ready in self._ready.values()),
+                vocab_size=min(ready.vocab_size for ready in self._ready.values()),
+            ),
+            sampling=SamplingParams(
+                temperature=config.sampling.temperature,
+                top_p=config.sampling.top_p,
+                top_k=config.sampling.top_k,
+                max_tokens=config.sampling.max_tokens,
+                stop_token_ids=tuple(sorted(stop)),
+                stop_strings=config.sampling.stop_strings,
+            ),
+            max_turns=environments.max_turns,
+            seed=config.seed,
+        )
+        places = environments.num_processes * environments.episodes_per_process
+        rows = 2 * config.scheduler.max_running * self._launcher.num_leaders
+        self._places = asyncio.Semaphore(max(places, rows))
+        self._untaken, self._room = 0, asyncio.Event()
+        self._room.set()
+
+    async def _feed(self, numbered: Sequence[tuple[int, Task]], run: Run) -> None:
+        """Start the tasks one after the other while there are places and the caller keeps up."""
+        sizes = Counter(task.group_id for _, task in numbered if task.group_id is not None)
+        rewarder = None
+        if self._reward_fn is not None:
+            rewarder = Rewarder(self._reward_fn, self.config.rewards.per, dict(sizes))
+        self._began_at = self._began_at or time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, task in numbered:
+                    await self._room.wait()
+                    await self._places.acquire()
+                    group.create_task(self._deliver(number, task, rewarder, run))
+        except* Exception as errors:
+            run.put(_first(errors))
+
+    async def _deliver(self, number: int, task: Task, rewarder: Rewarder | None, run: Run) -> None:
+        try:
+            trajectory = await self._collector.play(number, task)
+        finally:
+            self._places.release()
+        finished = [trajectory] if rewarder is None else await rewarder.reward(trajectory)
+        self.wall_s = time.monotonic() - (self._began_at or 0.0)
+        for item in finished:
+            self._untaken += 1
+            run.put(item)
+        if self._untaken >= self.config.results_queue:
+            self._room.clear()
+
+    async def _one(self, number: int, task: Task) -> Trajectory:
+        run = Run(1, lambda: None)
+        await self._feed([(number, task)], run)
+        self._untaken -= 1
+        return await anext(aiter(run))
+
+    def _taken(self) -> None:
+        self._untaken -= 1
+        if self._untaken < self.config.results_queue:
+            self._room.set()
+
+    # ---- between threads
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case RankReady():
+                self._ready[event.rank] = event
+            case RankReport():
+                self.records[event.rank] = (event.steps, event.tickets)
+            case _:
+                self._soon(self._turns.deliver, event)
+
+    def _soon(self, function: Any, *args: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._spawn(work).result()
+
+    def _end(self, *, kill: bool) -> None:
+        launcher = self._launcher
+        assert launcher is not None
+        started = self._loop.is_running()
+        try:
+            if started:
+                self._call(_cancel_others())
+            if kill:
+                launcher.kill()
+            else:
+                launcher.stop()
+        finally:
+            if started:
+                if hasattr(self, "_pool"):
+                    self._call(self._pool.__aexit__(None, None, None))
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+            self._loop.close()
+
+
+async def _cancel_others() -> None:
+    """Cancel every task of the loop but this one and wait for them."""
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
+    """What made a group of tasks fail: a RolloutError if there is one, else the first."""
+    leaves: list[Exception] = []
+    pending: list[Any] = [errors]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    return next((leaf for leaf in leaves if isinstance(leaf, RolloutError)), leaves[0])
