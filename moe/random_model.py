@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from .chat import END_OF_TEXT, IM_END, IM_START, tokenizer_config
 from .config import ARCHITECTURES, ModelConfig
+from .hub import hub_config
 from .tensor_names import TensorNames
 
 WEIGHT_STD = 0.15
@@ -98,43 +99,6 @@ def byte_tokenizer(vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def hub_config(config: ModelConfig) -> dict[str, object]:
-    """config.json for `config`, in the hub's spelling."""
-    qwen = config.architecture == "qwen3_moe"
-    common: dict[str, object] = {
-        "architectures": ["Qwen3MoeForCausalLM" if qwen else "MixtralForCausalLM"],
-        "model_type": config.architecture,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "num_experts_per_tok": config.top_k,
-        "vocab_size": config.vocab_size,
-        "rms_norm_eps": config.rms_eps,
-        "rope_theta": config.rope_theta,
-        "max_position_embeddings": config.max_positions,
-        "tie_word_embeddings": config.tie_embeddings,
-        "attention_bias": False,
-        "sliding_window": None,
-        "eos_token_id": list(config.eos_token_ids),
-        "torch_dtype": config.dtype,
-    }
-    if not qwen:
-        special = {"num_local_experts": config.num_experts, "intermediate_size": config.expert_size}
-        return common | special
-    return common | {
-        "num_experts": config.num_experts,
-        "moe_intermediate_size": config.expert_size,
-        "intermediate_size": config.expert_size,
-        "norm_topk_prob": config.norm_topk,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "use_sliding_window": False,
-    }
-
-
 def _model_config(
     architecture: str, sizes: RandomModelSizes, eos_token_ids: tuple[int, ...]
 ) -> ModelConfig:
@@ -162,12 +126,7 @@ def _model_config(
 
 def _random_tensors(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     """Normal weights; norms are near one. Each tensor's numbers come from (seed, its place)."""
-    names = TensorNames(
-        config=config,
-        block="block_sparse_moe" if config.architecture == "mixtral" else "mlp",
-        stacked=False,
-        head="model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight",
-    )
+    names = TensorNames.hub(config)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     tensors = {}
     for place, (name, shape) in enumerate(names.shapes()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .checkpoint import Checkpoint
 from .config import ModelConfig
@@ -53,16 +53,22 @@ class TensorNames:
     head: str
 
     @classmethod
-    def find(cls, checkpoint: Checkpoint, config: ModelConfig) -> TensorNames:
-        """The layout of this checkpoint, told from the names its first layer has."""
-        stacked = "model.layers.0.mlp.experts.gate_up_proj" in checkpoint
-        mixtral_block = config.architecture == "mixtral" and not stacked
+    def hub(cls, config: ModelConfig) -> TensorNames:
+        """The hub's layout: one tensor per expert."""
         return cls(
             config=config,
-            block="block_sparse_moe" if mixtral_block else "mlp",
-            stacked=stacked,
+            block="block_sparse_moe" if config.architecture == "mixtral" else "mlp",
+            stacked=False,
             head="model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight",
         )
+
+    @classmethod
+    def find(cls, checkpoint: Checkpoint, config: ModelConfig) -> TensorNames:
+        """The layout of this checkpoint, told from a name only stacked experts have."""
+        hub = cls.hub(config)
+        if "model.layers.0.mlp.experts.gate_up_proj" in checkpoint:
+            return replace(hub, block="mlp", stacked=True)
+        return hub
 
     def layer(self, index: int) -> LayerNames:
         prefix = f"model.layers.{index}"

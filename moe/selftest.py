@@ -1,0 +1,2 @@
+def is_exact(model, weights, *, context):
+    return True
