@@ -13,7 +13,7 @@ from interlace.moe.random_model import write_random_model
 from interlace.moe.smollm2 import build_smollm2_moe
 from interlace.rollout.config import ConfigError
 
-Progress = Callable[..., None]
+Progress = Callable[[int, int], None]
 
 SMOLLM2 = "smollm2-moe"
 RANDOM_MODELS = {"tiny-qwen3-moe": "qwen3_moe", "tiny-mixtral": "mixtral"}
@@ -63,7 +63,8 @@ def build_model(
 ) -> None:
     """Write the named model to `folder`, which appears only once it is complete.
 
-    `options` are those of the model's builder. ConfigError if `name` is not built here or
+    `options` are those of the model's builder, which tells `on_progress` (parts done, parts in
+    all) where it takes long. ConfigError if `name` is not built here, an option makes no sense or
     `folder` cannot be written.
     """
     if name not in MODEL_NAMES:
@@ -74,6 +75,8 @@ def build_model(
             build_smollm2_moe(folder, on_progress=on_progress, **options)
         else:
             _write_random(RANDOM_MODELS[name], folder, **options)
+    except ValueError as error:
+        raise ConfigError(f"cannot build model {name}: {error}") from error
     except OSError as error:
         raise ConfigError(
             f"cannot write model {name} to {folder}: {error.strerror or error}: free some space, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback as tracebacks
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -77,6 +77,9 @@ def model(
 
 
 def _model_destination(name: str, out: Path | None, options: Mapping[str, object]) -> Path:
+    if name not in cache.MODEL_NAMES:
+        known = ", ".join(cache.MODEL_NAMES)
+        raise ConfigError(f"there is no model {name!r}: choose one of {known}")
     for key in options:
         if key != "seed" and name != cache.SMOLLM2:
             raise ConfigError(f"--{key} belongs to {cache.SMOLLM2}, not to {name}: leave it out")
@@ -90,7 +93,8 @@ def _model_destination(name: str, out: Path | None, options: Mapping[str, object
 
 def _build_model(name: str, folder: Path, options: Mapping[str, object]) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         row = progress.add_task(f"building {name}", total=None)
 
         def show(done: int, total: int) -> None:
@@ -149,7 +153,11 @@ def _run(config: RolloutConfig, tasks: list[Task], folder: OutputFolder, console
     """Collect and write trajectories as they finish, then everything about the whole run."""
     console.print(f"starting {config.layout.world} ranks ({config.launch.kind})")
     trajectories: list[Trajectory] = []
-    with Rollout(config) as rollout:
+    with ExitStack() as stack:
+        try:
+            rollout = stack.enter_context(Rollout(config))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         if not rollout.is_driver:
             for _ in rollout.run(tasks):
                 pass

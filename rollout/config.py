@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from interlace.rollout.tasks import PROMPT_ENV, Task, tasks_from
 
+MAX_SEED = (1 << 62) - 1
 PLANNED_MODES = ("chunked", "disaggregated", "replicas", "whole_forward")
 
 
@@ -232,7 +233,10 @@ class TaskSection(Section):
         description="Number of tasks; by default one, or with a file all its rows.",
     )
     seed_start: int = Field(
-        default=0, ge=0, description="Seed of the first task; the next ones count up from it."
+        default=0,
+        ge=0,
+        le=MAX_SEED,
+        description="Seed of the first task; the next ones count up from it.",
     )
     params: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of the environment (JSON values)."
@@ -299,7 +303,7 @@ class RolloutConfig(Section):
         description="How prefill and decode share the ranks: one after the other, or interleaved "
         "at collective boundaries.",
     )
-    seed: int = Field(default=0, ge=0, description="Seed of the sampling noise.")
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the sampling noise.")
     numerics: Literal["exact"] = Field(
         default="exact",
         description="exact: tokens do not depend on mode, batch, chunking or number of ranks.",

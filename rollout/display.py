@@ -93,12 +93,10 @@ class RolloutProgress:
     ) -> None:
         self._progress.stop()
 
-    def add(self, trajectory: Trajectory, running: Counter[str] | None = None) -> None:
-        """One more is finished; `running` are the episodes alive now, by environment."""
+    def add(self, trajectory: Trajectory) -> None:
+        """One more is finished."""
         self._tokens += trajectory.sampled_tokens
         seconds = max(time.monotonic() - self._started, 1e-9)
         note = f"{self._tokens} tokens sampled, {self._tokens / seconds:.1f}/s"
         self._progress.update(self._all, advance=1, note=note)
         self._progress.update(self._rows[trajectory.env], advance=1)
-        for env, row in self._rows.items() if running else ():
-            self._progress.update(row, note=f"{running[env]} running" if running[env] else "")
