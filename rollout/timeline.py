@@ -30,10 +30,10 @@ def draw_timeline(path: str | Path, records: Records, *, mode: str) -> None:
     """Draw the run to a PNG file; `mode` is its name in the title.
 
     Above: per rank and slice of time, the shares spent computing for each path, in host code, and
-    waiting. Below: the moment where the paths alternate most, one lane per rank and path, solid
-    while computing, hatched while a collective is in flight, and a bar below where the rank could
-    only wait. Of many ranks the first eight are drawn. ValueError if the records disagree or hold
-    no steps (see `figures`).
+    waiting. Below: a moment where the paths alternate most, one lane per rank and path, solid
+    while computing, hatched while a collective is in flight, and a bar below while the rank ran
+    host code or could only wait. Of many ranks the first eight are drawn. ValueError if the
+    records disagree or hold no steps (see `figures`).
     """
     share = figures(records).coexisting_steps_share
     shown = {rank: records[rank] for rank in sorted(records)[:MOST_RANKS]}
@@ -67,16 +67,20 @@ class _Window:
 
 
 def _close_up(records: Records, zero: float) -> _Window:
-    """The stretch of the first rank's tickets with most changes of path."""
+    """A typical stretch of the first rank's tickets among those with most changes of path."""
     steps, tickets = next(iter(records.values()))
     ordered = sorted(tickets, key=lambda ticket: ticket.seq)
     if not ordered:
         return _Window(start=0.0, stop=max(steps[-1].ended_at - zero, 1e-6))
     changes = np.cumsum([0, *(a.path != b.path for a, b in pairwise(ordered))])
     num = min(CLOSE_UP_TICKETS, len(ordered))
-    first = int(np.argmax(changes[num - 1 :] - changes[: len(ordered) - num + 1]))
-    part = ordered[first : first + num]
-    start, stop = part[0].resumed_at - zero, max(ticket.settled_at for ticket in part) - zero
+    per_window = changes[num - 1 :] - changes[: len(ordered) - num + 1]
+    starts = np.array([ticket.resumed_at for ticket in ordered]) - zero
+    stops = np.array([ticket.settled_at for ticket in ordered]) - zero
+    most = np.flatnonzero(per_window >= 0.9 * per_window.max())
+    lengths = stops[most + num - 1] - starts[most]
+    first = int(most[np.argsort(lengths, kind="stable")[len(most) // 2]])
+    start, stop = float(starts[first]), float(stops[first : first + num].max())
     margin = max(stop - start, 1e-6) * 0.01
     return _Window(start=start - margin, stop=stop + margin)
 
@@ -209,7 +213,11 @@ def _draw_close_up(
             ticks.append(lane)
             names.append(f"rank {rank}  {name}" if name == paths[0] else name)
             lane += 1.0
-        bars(_waits(steps, tickets), lane - 0.42, 0.16, facecolor=INK)
+        below = lane - 0.42
+        bars([(steps[0].began_at, steps[-1].ended_at)], below, 0.16, facecolor=HOST)
+        computed = [(ticket.resumed_at, ticket.posted_at) for ticket in tickets]
+        bars(computed, below, 0.2, facecolor="white", edgecolor="white", linewidth=0.5)
+        bars(_waits(steps, tickets), below, 0.16, facecolor=INK)
         labelled = -1.0
         for step in steps:
             at = (step.began_at - origin) * scale
@@ -238,7 +246,7 @@ def _draw_close_up(
     patches.append(
         Patch(facecolor="white", edgecolor=HOST, hatch="//////", lw=0, label="collective in flight")
     )
-    patches.append(Patch(color=INK, label="nothing to do but wait"))
+    patches += [Patch(color=HOST, label="host code"), Patch(color=INK, label="can only wait")]
     _legend(axis.figure, patches)
 
 
