@@ -325,7 +325,7 @@ class Trajectory:
 
         With one number all earlier turns get 0. ValueError if the count is not `num_turns`.
         """
-        if isinstance(rewards, int | float):
+        if isinstance(rewards, int | float | np.number):
             each = [0.0] * (self.num_turns - 1) + [float(rewards)]
         else:
             each = [float(reward) for reward in rewards]

@@ -142,6 +142,7 @@ def test_rewards_are_replaced_per_turn_or_at_the_end():
     trajectory = two_turns()
     assert [turn.reward for turn in trajectory.with_rewards([2, 3]).turns] == [2.0, 3.0]
     assert [turn.reward for turn in trajectory.with_rewards(7).turns] == [0.0, 7.0]
+    assert trajectory.with_rewards(np.float32(7)).return_ == 7.0
     assert trajectory.return_ == 1.5
 
 
