@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .collectives import Collective, Exchange, Gather
+from .device_order import DeviceOrder
 from .path import Ticket
 from .workspace import Workspace
 
@@ -37,7 +39,9 @@ class TorchCommunicator:
     """Gathers and exchanges rows over one process group that nobody else uses.
 
     Receive buffers come from the path's workspace, one per (role, slot): a result holds until
-    `slots` further collectives were posted on this communicator.
+    `slots` further collectives were posted on this communicator. On a GPU all of it happens on the
+    path's `stream`, collectives keep the device's `order`, and the host never waits: `poll` is
+    true at once and the stream waits instead.
     """
 
     def __init__(
@@ -48,27 +52,38 @@ class TorchCommunicator:
         workspace: Workspace[torch.Tensor],
         slots: int,
         timeout_s: float,
+        stream: torch.cuda.Stream | None = None,
+        order: DeviceOrder | None = None,
     ) -> None:
         self.timeout_s = timeout_s
         self.size = dist.get_world_size(group)
         self._group, self._role, self._workspace, self._slots = group, role, workspace, slots
+        self._stream, self._order = stream, order
         self._posted = 0
 
     def post(self, request: Collective, ticket: Ticket | None) -> _Handle:
         slot = self._posted % self._slots if ticket is None else ticket.slot
         self._posted += 1
-        payload: torch.Tensor = request.payload.contiguous()
         key = self._role, slot
-        if isinstance(request, Gather):
-            return self._gather(request, payload, key)
-        return self._exchange(request, payload, key)
+        with self._on_stream():
+            payload: torch.Tensor = request.payload.contiguous()
+            if self._order is not None and self._stream is not None:
+                self._order.before(self._stream)
+            if isinstance(request, Gather):
+                handle = self._gather(request, payload, key)
+            else:
+                handle = self._exchange(request, payload, key)
+            if self._order is not None and handle.work is not None:
+                self._order.after(handle.work)
+        return handle
 
     def poll(self, handle: _Handle) -> bool:
-        return handle.work is None or handle.work.is_completed()
+        return handle.work is None or self._stream is not None or handle.work.is_completed()
 
     def result(self, handle: _Handle) -> Any:
         if handle.work is not None:
-            handle.work.wait()
+            with self._on_stream():
+                handle.work.wait()
         self._workspace.give_back(handle.key)
         dtype = handle.request.payload.dtype
         received = handle.received.view(dtype).view(handle.shape)
@@ -76,6 +91,9 @@ class TorchCommunicator:
 
     def abort(self) -> None:
         self._group.abort()
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _gather(self, request: Gather, payload: torch.Tensor, key: tuple[str, int]) -> _Handle:
         sent = payload.view(-1).view(torch.uint8)

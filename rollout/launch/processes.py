@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from interlace.comm.communicator import Communicator
+from interlace.comm.device_order import DeviceOrder
 from interlace.comm.torch_communicator import ControlCommunicator, TorchCommunicator
 from interlace.comm.workspace import Workspace
 from interlace.rollout.config import Launch
@@ -34,10 +35,12 @@ class ProcessTransport:
         self._launch = launch
         self.device = torch.device("cpu")
         self._streams: dict[str, torch.cuda.Stream] = {}
+        self._order: DeviceOrder | None = None
         self._workspaces: dict[str, Workspace[torch.Tensor]] = {}
         if launch.backend == "nccl":
             self.device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
+            self._order = DeviceOrder(self.device)
         dist.init_process_group(
             "gloo",
             store=store,
@@ -67,14 +70,16 @@ class ProcessTransport:
             workspace=self._workspace(path),
             slots=SLOTS,
             timeout_s=self._launch.ticket_timeout_s,
+            stream=self._stream(path),
+            order=self._order,
         )
 
     @contextmanager
     def around(self, path: str) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
-            if self.device.type == "cuda":
-                stream = self._streams.setdefault(path, torch.cuda.Stream(self.device))
+            stream = self._stream(path)
+            if stream is not None:
                 stack.enter_context(torch.cuda.stream(stream))
             yield
 
@@ -84,6 +89,13 @@ class ProcessTransport:
     def close(self) -> None:
         """Leave all groups."""
         dist.destroy_process_group()
+
+    def _stream(self, path: str) -> torch.cuda.Stream | None:
+        if self.device.type != "cuda":
+            return None
+        if path not in self._streams:
+            self._streams[path] = torch.cuda.Stream(self.device)
+        return self._streams[path]
 
     def _workspace(self, path: str) -> Workspace[torch.Tensor]:
         def allocate(num_bytes: int) -> torch.Tensor:
