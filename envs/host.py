@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from typing import IO, Any, Protocol
@@ -27,7 +28,7 @@ class HostDied(Exception):
     `idle` says that it ended before this request reached it: the request is not to blame.
     """
 
-    def __init__(self, message: str, *, idle: bool) -> None:
+    def __init__(self, message: str, *, idle: bool = False) -> None:
         super().__init__(message)
         self.idle = idle
 
@@ -39,7 +40,7 @@ class EnvironmentHost(Protocol):
     """
 
     async def call(self, frame: bytes) -> bytes:
-        """The reply. Raises HostDied when the process is gone, also after `kill`."""
+        """The reply. Raises HostDied when the process is gone; after `kill` nothing else."""
         ...
 
     def kill(self) -> None:
@@ -56,7 +57,7 @@ class SubprocessHost:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: subprocess.Popen[bytes],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -82,24 +83,28 @@ class SubprocessHost:
         standard error, if it does not answer within `start_timeout_s` seconds.
         """
         ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
         with tempfile.TemporaryFile() as complaints:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *(python, "-P", "-m", "interlace.envs.keeper"),
-                    *(str(theirs.fileno()), str(os.getpid()), str(memory_bytes)),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
+                # Not asyncio's subprocess: signalling one that has just ended takes its exit
+                # status away from asyncio's own waiting thread.
+                process = subprocess.Popen(
+                    [
+                        *(python, "-P", "-m", "interlace.envs.keeper"),
+                        *(str(theirs.fileno()), str(os.getpid()), str(memory_bytes)),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
                     stderr=complaints,
                     pass_fds=(theirs.fileno(),),
                     env=_environment(),
                     start_new_session=True,
                 )
             except BaseException:
-                ours.close()
+                writer.close()
                 raise
             finally:
                 theirs.close()
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
             host = cls(process, reader, writer)
             try:
                 async with asyncio.timeout(start_timeout_s):
@@ -122,7 +127,8 @@ class SubprocessHost:
         """See EnvironmentHost. Raises ValueError for a frame over MAX_FRAME_BYTES."""
         if len(frame) > MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(frame)} bytes: at most {MAX_FRAME_BYTES} are sent")
-        idle = self._reader.at_eof() or self._process.returncode is not None
+        killed = self._hard_kill is not None
+        idle = killed or self._reader.at_eof() or self._process.poll() is not None
         try:
             if not idle:
                 self._writer.write(HEADER.pack(len(frame)) + frame)
@@ -137,7 +143,7 @@ class SubprocessHost:
 
     def kill(self) -> None:
         """See EnvironmentHost."""
-        if self._process.returncode is not None or self._hard_kill is not None:
+        if self._hard_kill is not None:
             return
         # A process that closed its own socket may be about to end with a status worth reporting;
         # the signal only reaches it if it lingers.
@@ -147,7 +153,7 @@ class SubprocessHost:
 
     async def _buried(self) -> str:
         """Wait for the end of all processes; how it came, in words."""
-        code = await self._process.wait()
+        code = await asyncio.to_thread(self._process.wait)
         if self._hard_kill is not None:
             self._hard_kill.cancel()
         self._writer.close()
@@ -156,8 +162,7 @@ class SubprocessHost:
         return f"the environment process {_cause(code)}"
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        self._process.send_signal(number)  # none if it has ended
 
 
 def _environment() -> dict[str, str]:
