@@ -23,7 +23,7 @@ from interlace.moe.kv_cache import BLOCK_SIZE, KVCache, attention_planes
 from interlace.moe.model import Model
 from interlace.moe.placement import Placement
 from interlace.moe.program import stub_result
-from interlace.moe.selftest import is_exact
+from interlace.moe.selftest import exactness
 from interlace.moe.weights import load_weights
 from interlace.rollout.block_manager import BlockManager
 from interlace.rollout.config import RolloutConfig
@@ -95,7 +95,8 @@ def compose(
         clock=transport.clock,
         journal=Journal(),
     )
-    exact = is_exact(model, weights, context=contexts["decode"])
+    with transport.around("decode"):
+        exact = exactness(model, weights, placement=placement, ep_rank=rank).exact
     engine = Engine(
         rank=rank,
         config=PlanConfig(
