@@ -1,0 +1,270 @@
+"""The plan as a pure function: what it promises for any proposals whatsoever."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.comm.toy import DECODE, PREFILL
+
+from interlace.comm.path import Op, Path
+from interlace.comm.plan import Mode, PlanConfig, PlanState, StepPlan, interleave, plan
+from interlace.comm.proposal import Proposal
+
+ROLES = {"ep": ((0, 1, 2, 3),), "tp": ((0, 1), (2, 3))}
+
+proposals = st.builds(
+    Proposal,
+    rank=st.just(0),
+    leader=st.just(True),
+    decode_rows=st.sampled_from([0, 0, 1, 7]),
+    waiting_tokens=st.sampled_from([0, 1, 2, 9]),
+    waiting_steps=st.integers(0, 5),
+    live_rows=st.sampled_from([0, 3, 3, 3]),
+    idle=st.booleans(),
+    stop=st.booleans(),
+)
+steps = st.lists(st.lists(proposals, min_size=2, max_size=2), min_size=1, max_size=15)
+
+
+@st.composite
+def configs(draw: st.DrawFn, mode: Mode | None = None) -> PlanConfig:
+    def path(name: str) -> Path:
+        roles = draw(st.lists(st.sampled_from(["ep", "tp"]), min_size=1, max_size=14))
+        program = tuple(
+            Op(kind="Gather", role=role, stage=str(nth)) for nth, role in enumerate(roles)
+        )
+        return Path(name=name, groups=ROLES, program=program, whole=name == DECODE, work=(name,))
+
+    return PlanConfig(
+        paths=(path(DECODE), path(PREFILL)),
+        mode=mode or draw(st.sampled_from(["serial", "multiplexed"])),
+        slots=draw(st.integers(1, 3)),
+        chunk_steps=draw(st.integers(1, 5)),
+        start_tokens=draw(st.integers(1, 5)),
+        start_steps=draw(st.integers(1, 4)),
+    )
+
+
+def fold(steps: list[list[Proposal]], config: PlanConfig) -> list[tuple[PlanState, StepPlan]]:
+    """Each step's plan with the state it was made from."""
+    state, walked = PlanState(), []
+    for leaders in steps:
+        made = plan(state, leaders, config)
+        walked.append((state, made))
+        state = made.after
+    return walked
+
+
+counts = st.lists(st.integers(0, 12), min_size=1, max_size=4).map(
+    lambda numbers: [(f"path{index}", number) for index, number in enumerate(numbers)]
+)
+
+
+@given(counts)
+def test_interleave_keeps_every_ticket_of_every_path(counts: list[tuple[str, int]]) -> None:
+    assert Counter(interleave(counts)) == Counter(dict(counts))
+
+
+@given(counts)
+def test_interleave_has_the_documented_gap_bound(counts: list[tuple[str, int]]) -> None:
+    order = interleave(counts)
+    for one, n in counts:
+        places = [at for at, name in enumerate(order) if name == one]
+        for other, m in counts:
+            for left, right in pairwise(places):
+                assert order[left:right].count(other) <= math.ceil(m / (n + 1)) + 1 or one == other
+
+
+def test_where_two_tickets_tie_the_path_named_first_goes_first() -> None:
+    assert interleave([("a", 1), ("b", 1)]) == ["a", "b"]
+    assert interleave([("b", 1), ("a", 1)]) == ["b", "a"]
+    assert interleave([("a", 1), ("b", 3)]) == ["b", "a", "b", "b"]
+
+
+@given(steps, configs(), st.randoms(use_true_random=False))
+def test_the_plan_does_not_depend_on_the_order_of_the_proposals(
+    steps: list[list[Proposal]], config: PlanConfig, draw: random.Random
+) -> None:
+    for state, made in fold(steps, config):
+        leaders = list(steps[made.step])
+        draw.shuffle(leaders)
+        assert plan(state, leaders, config) == made
+
+
+@given(steps, configs())
+def test_only_leaders_decide(steps: list[list[Proposal]], config: PlanConfig) -> None:
+    loud = Proposal(
+        rank=3, leader=False, decode_rows=99, waiting_tokens=99, waiting_steps=99, live_rows=99
+    )
+    for state, made in fold(steps, config):
+        assert plan(state, [*steps[made.step], loud], config) == made
+
+
+@given(steps, configs())
+def test_sequence_numbers_are_dense_and_slots_follow_the_communicator(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    seq, path_seq, comm_seq = 0, Counter[str](), Counter[tuple[str, str]]()
+    for _, made in fold(steps, config):
+        for ticket in made.tickets:
+            key = ticket.path, ticket.op.role
+            assert ticket.seq == seq
+            assert ticket.path_seq == path_seq[ticket.path]
+            assert ticket.comm_seq == comm_seq[key]
+            assert ticket.slot == ticket.comm_seq % config.slots
+            assert ticket.step == made.step
+            seq += 1
+            path_seq[ticket.path] += 1
+            comm_seq[key] += 1
+
+
+@given(steps, configs())
+def test_each_path_walks_its_program_in_order_without_gaps(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    for path in config.paths:
+        position = None
+        for _, made in fold(steps, config):
+            if path.name in made.drop:
+                position = None
+            if path.name in made.start:
+                assert position is None
+                position = 0
+            for ticket in made.tickets:
+                if ticket.path == path.name:
+                    assert ticket.op == path.program[position]
+                    position += 1
+            assert (path.name in made.finish) == (position == len(path.program))
+            if path.name in made.finish:
+                position = None
+            assert dict(made.after.position).get(path.name) == position
+
+
+@given(steps, configs("multiplexed"))
+def test_bounded_bypass_while_anybody_decodes(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    quota = math.ceil(len(config.paths[1].program) / config.chunk_steps)
+    between = 0
+    for _, made in fold(steps, config):
+        if made.decoding == 0:
+            between = 0
+        for ticket in made.tickets:
+            if ticket.path == DECODE:
+                between = 0
+            elif made.decoding > 0:
+                between += 1
+                assert between <= quota
+
+
+@given(steps, configs("multiplexed"))
+def test_decode_runs_whole_in_every_step_in_which_anybody_decodes(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    for _, made in fold(steps, config):
+        size = len(config.paths[0].program)
+        assert made.count(DECODE) == (size if made.decoding else 0)
+
+
+@given(steps, configs())
+def test_a_prefill_in_flight_advances_in_every_step_and_ends_in_time(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    began = None
+    for _, made in fold(steps, config):
+        if PREFILL in made.drop:
+            began = None
+        if PREFILL in made.start:
+            began = made.step
+        if began is not None:
+            assert made.count(PREFILL) >= 1
+            assert made.step < began + config.chunk_steps
+        if PREFILL in made.finish:
+            began = None
+        assert (began is not None) == (PREFILL in dict(made.after.position))
+
+
+@given(steps, configs("serial"))
+def test_serial_never_runs_both_paths_in_one_step(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    for _, made in fold(steps, config):
+        assert made.count(DECODE) == 0 or made.count(PREFILL) == 0
+        assert made.after.position == ()
+
+
+@given(steps, configs())
+def test_a_prefill_is_dropped_exactly_when_no_leader_wants_its_rows(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    for state, made in fold(steps, config):
+        unwanted = all(p.live_rows == 0 for p in steps[made.step])
+        in_flight = PREFILL in dict(state.position)
+        assert made.drop == ((PREFILL,) if unwanted and in_flight else ())
+
+
+@given(steps, configs())
+def test_the_ranks_stop_only_when_all_leaders_are_idle_and_say_so(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    for _, made in fold(steps, config):
+        if made.stop:
+            assert all(p.idle and p.stop for p in steps[made.step])
+            assert made.tickets == made.start == made.drop == made.finish == ()
+            assert made.after.position == ()
+        assert bool(made.park_ms) == (not made.tickets)
+
+
+def leader(rank: int = 0, **numbers: int | bool) -> Proposal:
+    return Proposal(rank=rank, leader=True, **numbers)
+
+
+def small(mode: Mode = "multiplexed", **changes: int) -> PlanConfig:
+    program = tuple(Op(kind="Gather", role="ep", stage=str(nth)) for nth in range(6))
+    paths = tuple(
+        Path(name=name, groups=ROLES, program=program, whole=name == DECODE, work=(name,))
+        for name in (DECODE, PREFILL)
+    )
+    return replace(PlanConfig(paths=paths, mode=mode), **changes)
+
+
+def test_one_leader_that_is_idle_but_expects_more_keeps_everybody_running() -> None:
+    done = leader(idle=True, stop=True)
+    assert plan(PlanState(), [done, done], small()).stop
+    assert not plan(PlanState(), [done, leader(1, idle=True, stop=False)], small()).stop
+    assert not plan(PlanState(), [done, leader(1, idle=False, stop=True)], small()).stop
+
+
+def test_a_few_waiting_tokens_start_a_prefill_only_once_they_have_waited() -> None:
+    config = small(start_tokens=8, start_steps=4)
+    young, old = (
+        leader(waiting_tokens=3, waiting_steps=3),
+        leader(waiting_tokens=3, waiting_steps=4),
+    )
+    assert plan(PlanState(), [young], config).start == ()
+    assert plan(PlanState(), [old], config).start == (PREFILL,)
+    assert plan(PlanState(), [leader(waiting_tokens=8)], config).start == (PREFILL,)
+
+
+def test_a_prefill_runs_to_its_end_when_nobody_decodes() -> None:
+    config = small(chunk_steps=3)
+    first = plan(PlanState(), [leader(waiting_tokens=9, decode_rows=1)], config)
+    assert first.count(PREFILL) == 2
+    rest = plan(first.after, [leader(live_rows=9)], config)
+    assert rest.count(PREFILL) == 4
+    assert rest.finish == (PREFILL,)
+
+
+def test_the_version_and_the_rows_agreed_are_on_the_ticket() -> None:
+    made = plan(
+        PlanState(version=3, epoch=2),
+        [leader(waiting_tokens=9, decode_rows=1), leader(1, decode_rows=5)],
+        small(),
+    )
+    assert {ticket.version for ticket in made.tickets} == {3}
+    assert {ticket.epoch for ticket in made.tickets} == {2}
+    assert {(ticket.path, ticket.rows) for ticket in made.tickets} == {(DECODE, 5), (PREFILL, 0)}
