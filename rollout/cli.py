@@ -214,3 +214,7 @@ def _one_line_errors(traceback: bool) -> Iterator[None]:
 def main() -> None:
     """Entry point of the command."""
     app()
+
+
+if __name__ == "__main__":
+    main()

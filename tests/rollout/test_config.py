@@ -100,7 +100,7 @@ def test_sections_expand_in_order_and_groups_share_seed_and_group_id() -> None:
     config = RolloutConfig(
         tasks=(
             TaskSection(env="frozen_lake", count=2, seed_start=5, group_size=2),
-            TaskSection(env="sqlite", params={"rows": 3}),
+            TaskSection(env="sqlite", params={"rows": 3}, max_tokens=9),
         )
     )
     tasks = config.expand_tasks()
@@ -113,6 +113,7 @@ def test_sections_expand_in_order_and_groups_share_seed_and_group_id() -> None:
     ]
     assert tasks[0].group_id == tasks[1].group_id != tasks[2].group_id
     assert tasks[4].group_id is None
+    assert [t.max_tokens for t in tasks] == [None, None, None, None, 9]
 
 
 def test_groups_of_one_environment_with_other_params_stay_apart() -> None:

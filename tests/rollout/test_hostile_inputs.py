@@ -111,7 +111,7 @@ INPUTS: Mapping[str, tuple[Callable[[Path, Path], Arguments], str]] = {
         damaged(lambda folder: (folder / "config.json").write_text("{")),
         "config.json: not valid JSON",
     ),
-    "truncated safetensors": (damaged(truncate), "model.safetensors: not a whole safetensors file"),
+    "truncated safetensors": (damaged(truncate), "model.safetensors: truncated: tensor model."),
     "missing safetensors": (
         damaged(lambda folder: (folder / "model.safetensors").unlink()),
         "neither model.safetensors nor",
@@ -194,7 +194,7 @@ def played(model: Path) -> Mapping[str, Trajectory]:
     """Every misdeed once, all in one rollout and side by side."""
     tasks = [Task(HOSTILE, params={"misdeed": name}, task_id=name) for name in MISDEEDS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.syspath_prepend(str(Path(__file__).parent))
         with Rollout(config(model)) as rollout:
             trajectories = {t.task_id: t for t in rollout.run(tasks)}
     assert rollout.exact
