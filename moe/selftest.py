@@ -41,8 +41,9 @@ def exactness(
     """Try whole, chunked and batched decoding of one sequence on this rank's weights, alone.
 
     Compares logits and chosen experts bit by bit. Other ranks are not asked: their experts and
-    heads count as zero, which changes the numbers but not which kernels see how many rows. Uses the first layers, the head and a cache of its own; takes well under a second
-    for a small model. To be run under inference mode with the threads that will be used.
+    heads count as zero, which changes the numbers but not which kernels see how many rows. Uses the
+    first layers, the head and a cache of its own; takes well under a second for a small model. To
+    be run under inference mode with the threads that will be used.
     """
     few = _Alone(_shortened(model.config), weights, placement, ep_rank)
     token_ids = [(7919 * i + 1) % model.config.vocab_size for i in range(2 * NUM_TOKENS)]
