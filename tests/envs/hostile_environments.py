@@ -130,7 +130,8 @@ class Prints(Hostile):
             os.write(1, megabyte.encode())
         print("quiet", file=sys.stderr, flush=True)
         subprocess.run(["echo", "also quiet"], check=True)
-        return "fine", 0.0, False, False, {}
+        doors = " ".join(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3))
+        return doors, 0.0, False, False, {}
 
 
 class ReturnsBytes(Hostile):
