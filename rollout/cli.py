@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback as tracebacks
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -26,9 +26,14 @@ from interlace.rollout.summary import summarise, summary_table, write_summary
 from interlace.rollout.tasks import PROMPT_ENV, Task
 from interlace.rollout.timeline import draw_timeline
 from interlace.rollout.trace import write_trace
-from interlace.rollout.trajectory import Trajectory
+from interlace.rollout.trajectory import EndReason, Trajectory
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+
+
+class NoEpisodeError(Exception):
+    """Every episode ended in an error of its environment; the results are written."""
+
 
 app = typer.Typer(
     name="interlace",
@@ -181,6 +186,22 @@ def _run(config: RolloutConfig, tasks: list[Task], folder: OutputFolder, console
     write_summary(folder.summary, summary)
     console.print(summary_table(summary))
     console.print(f"results are in {folder.path}")
+    _tell_environment_errors(trajectories, console)
+
+
+def _tell_environment_errors(trajectories: Sequence[Trajectory], console: Console) -> None:
+    """Name the first; if nothing but errors came, the rollout has failed."""
+    wrong = [t for t in trajectories if t.end_reason is EndReason.ENVIRONMENT_ERROR]
+    if not wrong:
+        return
+    first = min(wrong, key=lambda trajectory: trajectory.trajectory_id)
+    line = (
+        f"{len(wrong)} of {len(trajectories)} episodes ended in an environment error, the first "
+        f"of them {first.task_id}: {first.info.get('error', 'unknown')}"
+    )
+    if len(wrong) == len(trajectories):
+        raise NoEpisodeError(line)
+    console.print(line, style="yellow", markup=False)
 
 
 def _is_driver(config: RolloutConfig) -> bool:
@@ -192,23 +213,24 @@ def _one_line_errors(traceback: bool) -> Iterator[None]:
     """An error becomes one line and an exit code."""
     try:
         yield
-    except KeyboardInterrupt:
-        code, line = INTERRUPTED, "interrupted"
-    except (ConfigError, ModelError) as error:
-        code, line = BAD_INPUT, str(error)
-        shown: BaseException = error
-    except Exception as error:
-        code, line = FAILED, f"{type(error).__name__}: {error}"
-        shown = error
-    else:
-        return
-    if traceback and code != INTERRUPTED:
-        tracebacks.print_exception(shown)
-    line = " ".join(line.split())
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"error: {line}", style="red", markup=False
-    )
-    raise typer.Exit(code)
+    except (KeyboardInterrupt, Exception) as error:
+        if traceback:
+            tracebacks.print_exception(error)
+        code, line = _told(error)
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(f"error: {' '.join(line.split())}", style="red", markup=False)
+        raise typer.Exit(code) from None
+
+
+def _told(error: BaseException) -> tuple[int, str]:
+    match error:
+        case KeyboardInterrupt():
+            return INTERRUPTED, "interrupted"
+        case ConfigError() | ModelError():
+            return BAD_INPUT, str(error)
+        case NoEpisodeError():
+            return FAILED, str(error)
+    return FAILED, f"{type(error).__name__}: {error}"
 
 
 def main() -> None:

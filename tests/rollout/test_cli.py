@@ -66,6 +66,20 @@ def test_a_rollout_writes_its_results_and_replaces_its_own(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.processes
+def test_environment_errors_are_told_and_alone_they_are_a_failure(tmp_path: Path) -> None:
+    wrong = ["--set", "tasks.1.env=frozen_lake", "--set", "tasks.1.params.size=5"]
+    some = interlace("rollout", "--preset", "tiny", *FEW, *wrong, "--out", tmp_path / "some")
+    assert some.exit_code == 0, some.output
+    assert "1 of 3 episodes ended in an environment error" in some.stdout
+    assert "no standard map of size 5" in some.stdout
+    few = ["--set", "tasks.0.params.size=5", *FEW]
+    all_of_them = interlace("rollout", "--preset", "tiny", *few, "--out", tmp_path / "all")
+    assert "2 of 2 episodes" in the_error(all_of_them, code=1)
+    assert sorted(os.listdir(tmp_path / "all")) == FILES
+
+
+@pytest.mark.slow
+@pytest.mark.processes
 def test_ctrl_c_ends_a_rollout_with_130_and_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from interlace.rollout.cli import main; main()"]
     options = ["--preset", "tiny", "--set", "tasks.0.count=1000", "--out", str(tmp_path / "out")]

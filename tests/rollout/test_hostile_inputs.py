@@ -122,7 +122,6 @@ INPUTS: Mapping[str, tuple[Callable[[Path, Path], Arguments], str]] = {
         "no tokenizer.json",
     ),
     "reward function nowhere": (tiny("rewards.reward_fn=no_module:reward"), "no_module"),
-    "ranks that cannot share experts": (tiny("layout.world=3"), "3"),
 }
 
 
