@@ -1,0 +1,363 @@
+"""Ranks and environments as Ray actors: on this machine, or on a cluster that runs already.
+
+One placement group holds a bundle for each rank and each environment process. Our messages cross
+as bytes; Ray's own serialisation carries nothing but numbers, text and bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from interlace.rollout.config import RolloutConfig
+from interlace.rollout.environments import EnvironmentHost, HostDied
+from interlace.rollout.messages import Command, RankFailure, RankReport, Stop, decode_event, encode
+
+from .environment_actor import EnvironmentActor
+from .launcher import EventSink, LaunchError
+from .rank_actor import RankActor
+from .roll_call import RollCall
+
+_POLL_S = 1.0
+_GRACE_S = 5.0
+_OBJECT_STORE_BYTES = 256 * 1024**2
+_MAX_TMP = len("/tmp/of a length that leaves room")
+"""Ray puts sockets below its folder, and the path of a socket has at most 107 characters."""
+
+
+class RayLauncher:
+    """One actor a rank, one an environment process; they end with this process at the latest."""
+
+    is_driver = True
+
+    def __init__(self, config: RolloutConfig, folder: Path) -> None:
+        """`folder` must hold the model on every node."""
+        self.num_leaders = config.layout.dp
+        self.environment_hosts = self._start_host
+        self._config, self._folder = config, folder
+        self._bundles = _bundles(config)
+        self._cluster: Cluster | None = None
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._readers: list[threading.Thread] = []
+        self._ending = False
+
+    def start(self, on_event: EventSink) -> None:
+        launch, world = self._config.launch, self._config.layout.world
+        self._roll = RollCall(world, on_event)
+        cpus = sum(bundle.get("CPU", 0.0) for bundle in self._bundles)
+        self._cluster = Cluster(launch.address, num_cpus=math.ceil(cpus))
+        self._cluster.open()
+        self._place(launch.connect_timeout_s)
+        self._actors = [self._rank_actor(rank) for rank in range(world)]
+        deadline = time.monotonic() + launch.load_timeout_s
+        self._each("hello", deadline)
+        host = self._address_of_rank_0()
+        port = self._ask(0, "listen", deadline, host, world)
+        job = self._config.model_dump_json(), str(self._folder), host, port
+        self._each("start", deadline, *job)
+        for rank in range(world):
+            reader = threading.Thread(
+                target=self._read, args=(rank,), name=f"interlace rank {rank} events", daemon=True
+            )
+            reader.start()
+            self._readers.append(reader)
+        self._roll.await_ready(launch.load_timeout_s)
+
+    def send(self, leader: int, command: Command) -> None:
+        if not self._ending:
+            post = self._actors[leader].post.options(concurrency_group="commands")
+            post.remote([encode(command)])
+
+    def stop(self) -> None:
+        launch = self._config.launch
+        try:
+            for leader in range(self.num_leaders):
+                self.send(leader, Stop())
+            self._roll.await_ended(launch.ticket_timeout_s + _GRACE_S)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        if self._ending or self._cluster is None:
+            return
+        self._ending = True
+        self._roll.close()
+        if self._cluster.is_open:
+            for actor in self._actors:
+                ray.kill(actor)
+            for reader in self._readers:
+                reader.join(_GRACE_S)
+            if self._group is not None:
+                remove_placement_group(self._group)
+        self._cluster.close()
+
+    # ---- placing and starting
+
+    def _place(self, timeout_s: float) -> None:
+        self._group = placement_group(self._bundles, strategy="PACK")
+        deadline = time.monotonic() + timeout_s
+        while not self._group.wait(timeout_seconds=0.5):  # short waits: Ctrl-C is heard between
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"the cluster has no room for this job within {timeout_s:g} s: asked for "
+                    f"{_in_words(self._bundles)}; the cluster has "
+                    f"{_amounts(ray.cluster_resources())}, of which available "
+                    f"{_amounts(ray.available_resources())}: lower layout.world, "
+                    "environments.num_processes or cpus_per_process, or give it more nodes"
+                )
+
+    def _rank_actor(self, rank: int) -> Any:
+        bundle = self._bundles[rank]
+        groups = {"commands": 1, "events": 1}
+        return (
+            ray.remote(concurrency_groups=groups)(RankActor)
+            .options(
+                num_cpus=bundle.get("CPU", 0),
+                num_gpus=bundle.get("GPU", 0),
+                **self._placed(rank, self._rank_variables()),
+            )
+            .remote(rank)
+        )
+
+    def _placed(self, bundle: int, variables: dict[str, str]) -> dict[str, Any]:
+        return {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=bundle
+            ),
+            "runtime_env": {"env_vars": variables},
+        }
+
+    def _rank_variables(self) -> dict[str, str]:
+        """What differs from the environment that Ray gives every process."""
+        # A node of one machine may have a name that resolves to nothing.
+        loopback = sys.platform == "linux" and self._cluster is not None and self._cluster.is_ours
+        return _VARIABLES | _paths() | ({"GLOO_SOCKET_IFNAME": "lo"} if loopback else {})
+
+    def _address_of_rank_0(self) -> str:
+        node = placement_group_table(self._group)["bundles_to_node_id"][0]
+        addresses = (n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node)
+        return str(next(addresses))
+
+    def _each(self, method: str, deadline: float, *args: Any) -> None:
+        """Call a method of all ranks at once. Raises LaunchError naming the rank that fails."""
+        refs = [getattr(actor, method).remote(*args) for actor in self._actors]
+        for rank, ref in enumerate(refs):
+            _answer(ref, rank, deadline)
+
+    def _ask(self, rank: int, method: str, deadline: float, *args: Any) -> Any:
+        return _answer(getattr(self._actors[rank], method).remote(*args), rank, deadline)
+
+    def _read(self, rank: int) -> None:
+        """Deliver the events of one rank until its last word, or the end of its process."""
+        take = self._actors[rank].take.options(concurrency_group="events")
+        try:
+            while True:
+                for event in map(decode_event, ray.get(take.remote(_POLL_S))):
+                    self._roll.take(event)
+                    if isinstance(event, RankReport | RankFailure):
+                        return
+        except RayError as error:
+            self._roll.lost(rank, f"its process is gone: {_one_line(error)}")
+
+    # ---- environments
+
+    async def _start_host(self, index: int) -> EnvironmentHost:
+        """A host in the bundle of `index`, which its predecessor may only just have left."""
+        world, cpus = self._config.layout.world, self._config.environments.cpus_per_process
+        placed = self._placed(world + index if cpus else index % world, _VARIABLES | _paths())
+        actor = ray.remote(EnvironmentActor).options(num_cpus=cpus, **placed).remote()
+        host = RayEnvironmentHost(actor)
+        try:
+            async with asyncio.timeout(self._config.launch.load_timeout_s):
+                await actor.open.remote()
+        except BaseException as error:
+            host.kill()
+            if not isinstance(error, RayError | TimeoutError):
+                raise
+            raise RuntimeError(f"environment actor {index}: {_one_line(error)}") from error
+        return host
+
+
+class RayEnvironmentHost:
+    """An EnvironmentHost that is the SubprocessHost of an actor, wherever that lives."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._lifeline = asyncio.wrap_future(actor.live.remote().future())
+        self._lifeline.add_done_callback(lambda life: life.cancelled() or life.exception())
+        self._burial: asyncio.Task[None] | None = None
+
+    async def call(self, frame: bytes) -> bytes:
+        """See EnvironmentHost."""
+        if self._burial is not None:
+            await asyncio.shield(self._burial)
+            raise HostDied("the environment process was ended", idle=True)
+        idle = self._lifeline.done()
+        try:
+            reply = await self._actor.call.remote(frame)
+        except RayError as error:
+            raise HostDied(f"its actor is gone: {_one_line(error)}", idle=idle) from error
+        if isinstance(reply, bytes):
+            return reply
+        message, idle = reply
+        raise HostDied(message, idle=idle)
+
+    def kill(self) -> None:
+        """See EnvironmentHost."""
+        if self._burial is None:
+            self._burial = asyncio.get_running_loop().create_task(self._bury())
+
+    async def _bury(self) -> None:
+        # First the host, which takes along whatever the environments had started; then the actor.
+        if not self._lifeline.done() and ray.is_initialized():
+            with contextlib.suppress(RayError, TimeoutError):
+                async with asyncio.timeout(_GRACE_S):
+                    await self._actor.close.remote()
+            ray.kill(self._actor)
+            await asyncio.wait([self._lifeline], timeout=_GRACE_S)
+
+
+class Cluster:
+    """The connection to Ray, and Ray itself if nobody had started it.
+
+    A Ray that was started here ends with the thread that did it, so that gets a thread to itself.
+    """
+
+    def __init__(self, address: str | None, *, num_cpus: int) -> None:
+        """Without an address a Ray of this machine's cores, or of `num_cpus` if that is more.
+
+        A connection this process has already is used, whatever the address, and kept.
+        """
+        self.is_open = ray.is_initialized()
+        self.is_ours = not self.is_open and address is None
+        self._address, self._num_cpus = address, max(num_cpus, os.cpu_count() or 1)
+        self._opened, self._closing = threading.Event(), threading.Event()
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Connect. Raises LaunchError."""
+        if self.is_open:
+            return
+        self._thread = threading.Thread(target=self._live, name="interlace ray", daemon=True)
+        self._thread.start()
+        self._opened.wait()
+        if self._error is not None:
+            where = "on this machine" if self._address is None else f"at {self._address}"
+            raise LaunchError(f"no Ray cluster {where}: {_one_line(self._error)}")
+
+    def close(self) -> None:
+        """Disconnect, and end what `open` started."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.is_open = False
+
+    def _live(self) -> None:
+        with contextlib.ExitStack() as stack:
+            try:
+                if self.is_ours:
+                    with _unreported():
+                        ray.init(**self._local(stack), **_QUIETLY)
+                else:
+                    ray.init(self._address, **_QUIETLY)
+                stack.callback(ray.shutdown)
+                self.is_open = True
+            except Exception as error:
+                self._error = error
+                ray.shutdown()
+                return
+            finally:
+                self._opened.set()
+            self._closing.wait()
+
+    def _local(self, stack: contextlib.ExitStack) -> dict[str, Any]:
+        tmp = tempfile.gettempdir()
+        folder = tempfile.mkdtemp(prefix="ray-", dir=tmp if len(tmp) <= _MAX_TMP else "/tmp")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return {
+            "address": "local",
+            "num_cpus": self._num_cpus,
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "_temp_dir": folder,
+            # Idle workers would cost seconds of every core; ours have an environment of their own.
+            "_system_config": {"prestart_worker_first_driver": False},
+        }
+
+
+_QUIETLY: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    # The keeper of an environment ends by itself, and only after what it keeps.
+    "RAY_kill_child_processes_on_worker_exit": "0",
+}
+
+
+@contextlib.contextmanager
+def _unreported() -> Iterator[None]:
+    """A Ray that is started meanwhile tells its makers nothing, unless the user wants it to."""
+    name = "RAY_USAGE_STATS_ENABLED"
+    chosen = name in os.environ
+    os.environ.setdefault(name, "0")
+    try:
+        yield
+    finally:
+        if not chosen:
+            del os.environ[name]
+
+
+def _paths() -> dict[str, str]:
+    """Modules are found where this process finds them, from whichever folder it was started."""
+    return {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+
+
+def _bundles(config: RolloutConfig) -> list[dict[str, float]]:
+    rank = {"GPU": 1.0} if config.launch.backend == "nccl" else {"CPU": 1.0}
+    environments = config.environments
+    bundles = [dict(rank) for _ in range(config.layout.world)]
+    if environments.cpus_per_process:
+        host = {"CPU": environments.cpus_per_process}
+        bundles += [dict(host) for _ in range(environments.num_processes)]
+    return bundles
+
+
+def _in_words(bundles: Iterable[dict[str, float]]) -> str:
+    counts: dict[str, int] = {}
+    for bundle in bundles:
+        counts[_amounts(bundle)] = counts.get(_amounts(bundle), 0) + 1
+    return " and ".join(f"{count} x {amounts}" for amounts, count in counts.items())
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+
+
+def _answer(ref: Any, rank: int, deadline: float) -> Any:
+    try:
+        return ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+    except GetTimeoutError:
+        raise LaunchError(f"rank {rank}: its process did not start in time") from None
+    except RayError as error:
+        raise LaunchError(f"rank {rank}: its process is gone: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
