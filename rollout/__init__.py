@@ -1,0 +1,53 @@
+"""Rollouts: episodes of text environments played by a model spread over several ranks.
+
+The names a script needs are here. They are loaded on first use, so that the pure modules of this
+package stay importable without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import ConfigError, RolloutConfig
+    from .config_file import load_config
+    from .rollout import Rollout
+    from .store import read_trajectories
+    from .tasks import Task, tasks_from
+    from .trajectory import EndReason, Source, Trajectory, Turn
+    from .turns import RolloutError
+
+_HOMES = {
+    "ConfigError": "config",
+    "EndReason": "trajectory",
+    "Rollout": "rollout",
+    "RolloutConfig": "config",
+    "RolloutError": "turns",
+    "Source": "trajectory",
+    "Task": "tasks",
+    "Trajectory": "trajectory",
+    "Turn": "trajectory",
+    "load_config": "config_file",
+    "read_trajectories": "store",
+    "tasks_from": "tasks",
+}
+
+__all__ = [
+    "ConfigError",
+    "EndReason",
+    "Rollout",
+    "RolloutConfig",
+    "RolloutError",
+    "Source",
+    "Task",
+    "Trajectory",
+    "Turn",
+    "load_config",
+    "read_trajectories",
+    "tasks_from",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -179,6 +179,7 @@ def _run(config: RolloutConfig, tasks: list[Task], folder: OutputFolder, console
         mode=config.mode,
         layout={name: getattr(config.layout, name) for name in ("world", "dp", "tp", "ep")},
         wall_s=rollout.wall_s,
+        cpu_s=rollout.cpu_s,
         exact=rollout.exact,
     )
     write_trace(folder.trace, rollout.records)

@@ -16,7 +16,7 @@ from .environments import EnvironmentFailure, EnvironmentPool
 from .messages import TurnRequest, TurnResult
 from .tasks import Task
 from .trajectory import EndReason, Ledger, Source, Trajectory, Turn
-from .turns import Turns
+from .turns import TurnAborted, Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,8 @@ class Collector:
         except EnvironmentFailure as failure:
             episode.info["error"] = str(failure)
             end_reason = EndReason.ENVIRONMENT_ERROR
+        except TurnAborted:
+            end_reason = EndReason.ABORTED
         finally:
             self._balancer.leave(leader)
         return Trajectory.from_ledger(

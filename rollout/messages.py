@@ -75,6 +75,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """The last word of a rank that left its loop in order."""
 
     rank: int
+    cpu_s: float
+    """CPU seconds of the rank's process since it was ready; ranks that share one count once."""
     steps: list[StepRecord]
     tickets: list[TicketRecord]
 

@@ -47,6 +47,8 @@ class Rollout:
         """Rank -> (steps, tickets); filled when the ``with`` ends in order."""
         self.exact = False
         """Whether every rank's kernels passed the self-test."""
+        self.cpu_s = 0.0
+        """CPU seconds of all rank processes since they were ready; known with the records."""
         self.wall_s = 0.0
         """Seconds from the first task's start to the last trajectory's end."""
         named = config.rewards.reward_fn
@@ -134,6 +136,10 @@ class Rollout:
         """
         run = self.run(Task(prompt=prompt, **task_fields) for prompt in prompts)
         return sorted(run, key=lambda trajectory: trajectory.trajectory_id)
+
+    def abort(self, trajectory_id: int) -> None:
+        """End a trajectory as `aborted`, with the tokens it has; one that is done stays done."""
+        self._soon(self._turns.abort, trajectory_id)
 
     # ---- in the collector's loop
 
@@ -225,6 +231,7 @@ class Rollout:
                 self._ready[event.rank] = event
             case RankReport():
                 self.records[event.rank] = (event.steps, event.tickets)
+                self.cpu_s += event.cpu_s
             case _:
                 self._soon(self._turns.deliver, event)
 

@@ -22,6 +22,7 @@ def summarise(
     mode: str,
     layout: Mapping[str, int],
     wall_s: float,
+    cpu_s: float,
     exact: bool,
 ) -> dict[str, Any]:
     """The run as JSON values, keys always in one order.
@@ -34,7 +35,6 @@ def summarise(
     measured = figures(records)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
-    judged = [turn.valid_action for turn in turns if turn.valid_action is not None]
     digestible = any(t.end_reason is not EndReason.ABORTED for t in trajectories)
     return {
         "trajectories": len(trajectories),
@@ -43,11 +43,12 @@ def summarise(
         "prefill_tokens": sum(turn.prefill_tokens for turn in turns),
         "cached_tokens": sum(turn.cached_tokens for turn in turns),
         "wall_s": wall_s,
+        "cpu_s": cpu_s,
         "tokens_per_s": sampled / wall_s if wall_s > 0 else None,
         "mode": mode,
         "layout": {name: layout[name] for name in ("world", "dp", "tp", "ep")},
         "returns": _spread([trajectory.return_ for trajectory in trajectories]),
-        "valid_action_share": _mean(judged),
+        "valid_action_share": _mean(_judged(trajectories)),
         "idle_share": {str(rank): share for rank, share in measured.idle_share.items()},
         "decode_gap_max": measured.decode_gap_max,
         "prefill_gap_max": measured.prefill_gap_max,
@@ -91,7 +92,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         ("ended", ended or "-"),
         ("sampled tokens", f"{summary['sampled_tokens']:,}"),
         ("prefilled / cached tokens", _pair(summary["prefill_tokens"], summary["cached_tokens"])),
-        ("wall time", f"{summary['wall_s']:.2f} s"),
+        ("wall time / CPU of ranks", f"{summary['wall_s']:.2f} / {summary['cpu_s']:.2f} s"),
         ("speed", _number(summary["tokens_per_s"], "{:,.1f} tokens/s")),
         ("mean return", _number(summary["returns"]["mean"], "{:.3f}")),
         ("valid actions", _number(summary["valid_action_share"], "{:.1%}")),
@@ -115,6 +116,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             f"{row['trajectories']} played",
             _number(row["return_mean"], "return {:.3f}"),
             _number(row["success_share"], "success {:.0%}"),
+            _number(row["valid_action_share"], "valid {:.0%}"),
             _number(row["turns_mean"], "{:.1f} turns"),
             _number(row["sampled_tokens_mean"], "{:.0f} tokens"),
         )
@@ -127,9 +129,16 @@ def _environment(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "trajectories": len(trajectories),
         "return_mean": _mean(t.return_ for t in trajectories),
         "success_share": _mean(_success(t) for t in trajectories),
+        "valid_action_share": _mean(_judged(trajectories)),
         "turns_mean": _mean(t.num_turns for t in trajectories),
         "sampled_tokens_mean": _mean(t.sampled_tokens for t in trajectories),
     }
+
+
+def _judged(trajectories: Sequence[Trajectory]) -> list[bool]:
+    """The verdicts of environments that say whether an action could be read."""
+    verdicts = [turn.valid_action for t in trajectories for turn in t.turns]
+    return [valid for valid in verdicts if valid is not None]
 
 
 def _success(trajectory: Trajectory) -> bool:

@@ -113,6 +113,7 @@ class LocalLauncher:
     def _run(self, world: LocalWorld, ranks: Sequence[Rank], on_event: EventSink) -> None:
         # One thread a rank, and the ranks share this one: the bits of a large batch depend on it.
         torch.set_num_threads(1)
+        ready_at = time.process_time()
         try:
             journals = world.run([rank.engine.run() for rank in ranks], on_park=self._pause)
         except _Killed:
@@ -120,8 +121,9 @@ class LocalLauncher:
         except Exception as error:
             on_event(failure(0, error))
             return
+        cpu_s = time.process_time() - ready_at
         for number, journal in enumerate(journals):
-            on_event(report(number, journal))
+            on_event(report(number, journal, 0.0 if number else cpu_s))
 
     def _pause(self) -> None:
         # Everybody is parked: whichever inbox stirs first, two milliseconds are soon enough.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -136,9 +137,11 @@ def compose(
     return Rank(engine=engine, ready=ready)
 
 
-def report(rank: int, journal: Journal) -> RankReport:
+def report(rank: int, journal: Journal, cpu_s: float) -> RankReport:
     """The last word of a rank that left its loop in order."""
-    return RankReport(rank=rank, steps=list(journal.steps), tickets=list(journal.tickets))
+    return RankReport(
+        rank=rank, cpu_s=cpu_s, steps=list(journal.steps), tickets=list(journal.tickets)
+    )
 
 
 def failure(rank: int, error: BaseException) -> RankFailure:
@@ -163,11 +166,12 @@ def run_process(
         # Ranks load at different speeds; the short deadlines hold from here on.
         run_blocking(_meet(transport, config.launch.load_timeout_s), park=inbox.wait)
         emit(rank.ready)
+        ready_at = time.process_time()
         journal = run_blocking(rank.engine.run(), park=inbox.wait)
     except BaseException as error:
         emit(failure(transport.rank, error))
         raise
-    emit(report(transport.rank, journal))
+    emit(report(transport.rank, journal, time.process_time() - ready_at))
 
 
 async def _meet(transport: Transport, timeout_s: float) -> None:
