@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from .errors import ModelError
 
@@ -69,13 +69,16 @@ class Checkpoint:
     def read(self, name: str, *, item: int | None = None) -> torch.Tensor:
         """The tensor in its own type, or only `item` of its first dimension."""
         path = self.headers[name].file
-        if path not in self._open:
-            self._open[path] = safe_open(str(path), framework="pt")
-        if item is not None:
-            part: torch.Tensor = self._open[path].get_slice(name)[item]
-            return part
-        whole: torch.Tensor = self._open[path].get_tensor(name)
-        return whole
+        try:
+            if path not in self._open:
+                self._open[path] = safe_open(str(path), framework="pt")
+            file = self._open[path]
+            tensor: torch.Tensor = (
+                file.get_tensor(name) if item is None else file.get_slice(name)[item]
+            )
+        except SafetensorError as error:
+            raise ModelError(f"{path}: damaged safetensors file ({error})") from None
+        return tensor
 
 
 def _read_headers(folder: Path) -> dict[str, TensorHeader]:
@@ -100,7 +103,7 @@ def _files(folder: Path) -> list[Path]:
 def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index}: no usable weight_map ({error!r}); download it again") from None
     for name in names:
         if Path(name).name != name:
@@ -129,7 +132,7 @@ def _file_headers(path: Path) -> Iterator[tuple[str, TensorHeader]]:
                 )
                 for n, e in entries.items()
             ]
-        except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{path}: damaged safetensors header ({error!r})") from None
     for name, dtype, shape, (begin, end) in parsed:
         if 8 + length + end > size:

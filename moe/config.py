@@ -90,7 +90,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelError(f"{path}: missing; a model folder needs it") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not valid JSON ({error}); download the file again") from None
     if not isinstance(raw, dict):
         raise ModelError(f"{path}: holds a {type(raw).__name__}, not a JSON object")
