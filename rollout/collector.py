@@ -1,4 +1,4 @@
-"""Plays episodes: alternates turns of the model and steps of an environment, and keeps the ledger."""
+"""Plays episodes: turns of the model and steps of an environment alternate into one ledger."""
 
 from __future__ import annotations
 
