@@ -270,6 +270,7 @@ class Engine:
         mutate: Mutate | None = None,
         agree: Callable[..., Any] = agree,
         with_hashes: bool = True,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.rank, self.layout, self.config = rank, layout, config
         self.posted: list[Ticket] = []
@@ -281,7 +282,7 @@ class Engine:
             paths=config.paths,
             communicators={key: Recording(c, self.posted) for key, c in communicators.items()},
             around=lambda path: nullcontext(),
-            clock=itertools.count().__next__,
+            clock=clock or itertools.count().__next__,
             journal=Journal(),
         )
         self._control, self._mutate, self._agree = control, mutate, agree

@@ -1,0 +1,102 @@
+"""The driver of a rank's own process: every wait has a deadline and a name."""
+
+from typing import Any
+
+import pytest
+
+from interlace.comm.collectives import Finish, Park, perform
+from interlace.comm.driver import run_blocking
+from interlace.comm.errors import BufferInFlightError, CollectiveTimeoutError, PeerLostError
+
+
+class FakeTime:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pauses: list[float] = []
+        self.parked: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += max(seconds, 0.0001)
+
+
+class Transport:
+    """Done after so many polls; the answer is the handle."""
+
+    timeout_s = 2.0
+
+    def __init__(self, polls: float, error: Exception | None = None) -> None:
+        self.left, self.error = polls, error
+
+    def poll(self, handle: Any) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def result(self, handle: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return handle
+
+
+async def waits(transport: Transport, handle: Any = "answer") -> Any:
+    return await perform(
+        Finish(communicator=transport, handle=handle, where="rank 1: step 7 decode/ep 3.combine")
+    )
+
+
+def drive(rank: Any, time: FakeTime) -> Any:
+    return run_blocking(rank, park=time.parked.append, clock=time.clock, pause=time.pause)
+
+
+def test_an_answer_that_is_there_costs_no_pause() -> None:
+    time = FakeTime()
+    assert drive(waits(Transport(0)), time) == "answer"
+    assert time.pauses == []
+
+
+def test_a_wait_yields_the_core_first_and_sleeps_later() -> None:
+    time = FakeTime()
+    assert drive(waits(Transport(300)), time) == "answer"
+    assert time.pauses[0] == 0.0
+    assert time.pauses[-1] == 0.0005
+
+
+def test_a_wait_past_the_deadline_names_what_it_waited_for() -> None:
+    time = FakeTime()
+    with pytest.raises(
+        CollectiveTimeoutError,
+        match=r"no answer within 2 s: rank 1: step 7 decode/ep 3\.combine; a rank of this group",
+    ):
+        drive(waits(Transport(float("inf"))), time)
+    assert 102.0 < time.now < 102.01
+
+
+def test_a_transport_that_gives_up_is_a_typed_error_with_the_same_name() -> None:
+    broken = Transport(0, RuntimeError("Connection closed by peer"))
+    with pytest.raises(PeerLostError, match=r"rank 1: step 7 decode/ep 3\.combine: Connection clo"):
+        drive(waits(broken), FakeTime())
+
+
+def test_our_own_errors_pass_unchanged() -> None:
+    with pytest.raises(BufferInFlightError, match=r"^mine$"):
+        drive(waits(Transport(0, BufferInFlightError("mine"))), FakeTime())
+
+
+def test_park_parks_for_the_agreed_time_and_answers_nothing() -> None:
+    async def rank() -> Any:
+        return await perform(Park(ms=25))
+
+    time = FakeTime()
+    assert drive(rank(), time) is None
+    assert time.parked == [0.025]
+
+
+def test_anything_else_a_rank_suspends_on_is_a_type_error() -> None:
+    async def rank() -> None:
+        await perform("a socket")
+
+    with pytest.raises(TypeError, match="a rank suspended on 'a socket'; only Finish and Park"):
+        drive(rank(), FakeTime())
