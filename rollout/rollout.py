@@ -54,6 +54,7 @@ class Rollout:
         named = config.rewards.reward_fn
         self._reward_fn = reward_fn or (import_reward_fn(named) if named else None)
         self._launcher: Launcher | None = None
+        self._pool: EnvironmentPool | None = None
         self._ready: dict[int, RankReady] = {}
         self._next_id = 0
         self._began_at: float | None = None
@@ -146,20 +147,20 @@ class Rollout:
     async def _open(self, chat: Chat) -> None:
         assert self._launcher is not None
         config, environments = self.config, self.config.environments
-        self._pool = EnvironmentPool(
+        pool = EnvironmentPool(
             factory=self._launcher.environment_hosts,
             num_hosts=environments.num_processes,
             episodes_per_host=environments.episodes_per_process,
             step_timeout_s=environments.step_timeout_s,
             reset_timeout_s=environments.reset_timeout_s,
         )
-        await self._pool.__aenter__()
+        self._pool = await pool.__aenter__()
         stop = {*config.sampling.stop_token_ids, *chat.end_of_turn_ids}
         stop.update(*(ready.stop_token_ids for ready in self._ready.values()))
         self._collector = Collector(
             chat=chat,
             turns=self._turns,
-            pool=self._pool,
+            pool=pool,
             balancer=Balancer(self._launcher.num_leaders),
             limits=Limits(
                 max_context=min(ready.max_context for ready in self._ready.values()),
@@ -258,7 +259,7 @@ class Rollout:
                 launcher.stop()
         finally:
             if started:
-                if hasattr(self, "_pool"):
+                if self._pool is not None:
                     self._call(self._pool.__aexit__(None, None, None))
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
