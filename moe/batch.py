@@ -19,7 +19,7 @@ from .kv_cache import BLOCK_SIZE
 TILE_ROWS = (1, 8, 32)
 """Heights of query tiles. A sequence is cut into tiles of the first height it fits into, else the
 last: one row is not padded to many, many rows share the reading of a block."""
-GROUP_COST = 1024
+GROUP_COST = 512
 """Query rows times KV blocks attended to at once: bounds attention's memory whatever the batch."""
 
 Ints = NDArray[np.int64]
@@ -83,8 +83,8 @@ class Batch:
         return cls(
             num_rows=num_rows,
             num_padded_rows=num_rows + padding,
-            input_ids=_tensor(np.pad(_ints(description.input_ids), (0, padding)), on),
-            positions=_tensor(np.pad(rows.position_T, (0, padding)), on),
+            input_ids=_tensor(_ints(description.input_ids + (0,) * padding), on),
+            positions=_tensor(_ints(description.positions + (0,) * padding), on),
             slot_mapping=_tensor(rows.slot_mapping(), on),
             block_tables=_tensor(rows.rectangular_tables(), on),
             cu_seqlens_q=_tensor(rows.start_B1, on),

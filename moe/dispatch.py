@@ -6,6 +6,7 @@ Shapes: T rows of this rank, D hidden, K experts a row goes to, R rows received,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -61,6 +62,8 @@ class AllToAllDispatcher:
         self._experts_per_rank = tuple(
             len(placement.experts_of(rank)) for rank in range(placement.ep_size)
         )
+        ends = tuple(accumulate(self._experts_per_rank, initial=0))
+        self._experts_of_rank = tuple(pairwise(ends))
         order = placement.order
         contiguous = order == tuple(range(placement.num_experts))
         self._rank_in_order_X = None if contiguous else torch.tensor(order).argsort()
@@ -119,10 +122,8 @@ class AllToAllDispatcher:
         return sent_order, counts_X, rows
 
     def _rows_per_rank(self, counts_X: torch.Tensor) -> tuple[int, ...]:
-        counts = counts_X.cpu().numpy()
-        ends = np.cumsum(self._experts_per_rank)
-        totals = np.concatenate(([0], np.cumsum(counts)))[np.concatenate(([0], ends))]
-        return tuple(np.diff(totals).tolist())
+        counts = counts_X.tolist()
+        return tuple(sum(counts[first:end]) for first, end in self._experts_of_rank)
 
     def _sort_by_expert(
         self, counts_by_source: np.ndarray[tuple[int, int], np.dtype[np.int64]], rows: torch.Tensor
@@ -142,5 +143,4 @@ class AllToAllDispatcher:
 
     def _into_slots(self, returned: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
         slots = torch.empty_like(returned).index_copy_(0, dispatched.sent_order, returned)
-        outputs: torch.Tensor = slots.unflatten(0, (-1, dispatched.top_k))
-        return outputs
+        return slots.view(len(slots) // dispatched.top_k, dispatched.top_k, slots.shape[1])

@@ -57,7 +57,7 @@ class Model:
         its own. Raises ValueError when weights, context and description do not fit together; what
         was written to the cache before an error is unspecified.
         """
-        self._check(weights, context)
+        self._check(weights, context, description)
         batch = Batch.build(description, tp_size=context.tp_size, device=weights.device)
         shares = _Shares(batch, context)
         dispatcher = AllToAllDispatcher(placement=context.expert_placement, ep_rank=context.ep_rank)
@@ -131,7 +131,8 @@ class Model:
         """[real T, H, E] queries; writes the rows' keys and values. Padding rows stop here."""
         config = self.config
         num_kv_heads = config.num_kv_heads // context.tp_size
-        qkv = layer.qkv(h_TD).unflatten(1, (-1, config.head_dim))[: batch.num_rows]
+        qkv = layer.qkv(h_TD)[: batch.num_rows]
+        qkv = qkv.view(batch.num_rows, qkv.shape[1] // config.head_dim, config.head_dim)
         qk_TAE, value_TGE = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
         qk_TAE = qk_TAE.float()
         if layer.qk_norm_AE is not None:
@@ -188,7 +189,13 @@ class Model:
     def _norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x_TD, weight_D.shape, weight_D, self.config.rms_eps)
 
-    def _check(self, weights: Weights, context: PathContext) -> None:
+    def _check(self, weights: Weights, context: PathContext, description: Description) -> None:
+        last = max(description.positions, default=0)
+        if last >= self.config.max_positions:
+            raise ValueError(
+                f"path {context.path} has a row at position {last}, the model has "
+                f"{self.config.max_positions} positions"
+            )
         if (weights.tp_rank, weights.tp_size) != (context.tp_rank, context.tp_size):
             raise ValueError(
                 f"path {context.path} is tensor-parallel rank {context.tp_rank} of "

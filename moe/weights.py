@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 from .checkpoint import Checkpoint
 from .config import ModelConfig
-from .errors import ModelError
 from .experts import Expert
 from .linear import ROW_MULTIPLE, Linear
 from .tensor_names import TensorNames
@@ -54,7 +53,7 @@ class Weights:
     """This tensor-parallel rank's share of the vocabulary, padded to equal shares."""
     cos_PE: torch.Tensor
     sin_PE: torch.Tensor
-    """float32 rotary tables; sin is negative in the first half of E, see `Model`."""
+    """float32 rotary tables; sin is negative in the first half of E, see `model.rotate`."""
 
 
 def load_weights(
@@ -72,7 +71,8 @@ def load_weights(
 
     Every tensor the model has, this rank's or not, is checked by name, shape and type before the
     first one is read: all ranks see the same `ModelError`. Understands one tensor per expert (the
-    hub's layout) and experts stacked in one (transformers 5).
+    hub's layout) and experts stacked in one (transformers 5). Raises ValueError when `tp_size` does
+    not divide the key/value heads.
     """
     check_tp_size(config, tp_size)
     checkpoint = Checkpoint(folder)
@@ -172,11 +172,3 @@ class _Loader:
         else:
             gate_ID, up_ID = self.read(names.gate), self.read(names.up)
         return Expert(gate_ID=gate_ID, up_ID=up_ID, down_DI=self.read(names.down, item=item))
-
-
-def load_dtype(config: ModelConfig) -> torch.dtype:
-    """The torch type named by the checkpoint's config."""
-    try:
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    except KeyError:
-        raise ModelError(f"no torch type for {config.dtype!r}") from None

@@ -109,6 +109,13 @@ def test_forward_refuses_weights_of_another_place(tiny: tuple[Path, ModelConfig]
         run_alone(ranks.model.forward(sharded.weights[0], sharded.contexts[1], Description()))
 
 
+def test_forward_refuses_positions_the_model_does_not_have(
+    tiny: tuple[Path, ModelConfig],
+) -> None:
+    with pytest.raises(ValueError, match="at position 2048, the model has 2048 positions"):
+        Ranks(*tiny).run(describe(([1], 2048, range(33))))
+
+
 def test_tensor_parallelism_that_splits_a_head_is_refused(
     tiny: tuple[Path, ModelConfig],
 ) -> None:

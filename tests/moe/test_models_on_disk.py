@@ -111,8 +111,6 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         build_smollm2_moe(tmp_path / "model", on_progress=stop)
-    with pytest.raises(ValueError, match="7 slices do not divide a layer of width 1536"):
-        build_smollm2_moe(tmp_path / "model", slices=7)
     assert list(tmp_path.iterdir()) == []
 
 
