@@ -72,7 +72,7 @@ class Collector:
             else:
                 end_reason = await self._interact(episode)
         except EnvironmentFailure as failure:
-            episode.info["error"] = str(failure)
+            episode.info.update(error=str(failure), failure=failure.kind)
             end_reason = EndReason.ENVIRONMENT_ERROR
         except TurnAborted:
             end_reason = EndReason.ABORTED

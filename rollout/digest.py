@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from interlace.rollout.trajectory import EndReason, Trajectory
+from interlace.rollout.trajectory import Trajectory
 
 
 def digest(trajectories: Iterable[Trajectory]) -> str:
     """sha256 (hex) that is equal only if tokens, log-probabilities and experts are, bit for bit.
 
-    Independent of the order given, of modes, layouts and times. Aborted trajectories are left
-    out: a clock or a hand ended them, so their length is no property of the numbers.
+    Independent of the order given, of modes, layouts and times. Trajectories that are not
+    `reproducible` are left out: where they ended is no property of the numbers.
 
     Bytes, little-endian, per trajectory in ascending id: id i64; number of tokens i64 and their
     ids i32; number of sampled tokens i64, their positions i64, their raw and then their sampling
@@ -25,7 +25,7 @@ def digest(trajectories: Iterable[Trajectory]) -> str:
     ValueError if nothing is left to digest (it would say nothing) or an id occurs twice.
     """
     chosen = sorted(
-        (t for t in trajectories if t.end_reason is not EndReason.ABORTED),
+        (t for t in trajectories if t.reproducible),
         key=lambda t: t.trajectory_id,
     )
     if not chosen:

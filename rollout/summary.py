@@ -29,13 +29,13 @@ def summarise(
 
     `layout` has world, dp, tp, ep. `exact` is what the ranks' self-test says; it stays true only
     if every trajectory is exact too. A mean or share over nothing is None; so is the digest when
-    no trajectory is left to digest (aborted ones are outside it; `end_reasons` counts them).
+    no trajectory is left to digest; `outside_digest` counts those a clock or a hand ended.
     ValueError from `figures` if the ranks' records disagree.
     """
     measured = figures(records)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
-    digestible = any(t.end_reason is not EndReason.ABORTED for t in trajectories)
+    num_digested = sum(t.reproducible for t in trajectories)
     return {
         "trajectories": len(trajectories),
         "turns": len(turns),
@@ -58,7 +58,8 @@ def summarise(
         "tickets_per_step": measured.tickets_per_step,
         "control_bytes_per_step": measured.control_bytes_per_step,
         "exact": exact and all(trajectory.exact for trajectory in trajectories),
-        "digest": digest(trajectories) if digestible else None,
+        "digest": digest(trajectories) if num_digested else None,
+        "outside_digest": len(trajectories) - num_digested,
         "end_reasons": {
             reason.value: sum(t.end_reason is reason for t in trajectories) for reason in EndReason
         },

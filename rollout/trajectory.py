@@ -320,6 +320,15 @@ class Trajectory:
         """
         return bool((self.version == self.kv_version).all())
 
+    @property
+    def reproducible(self) -> bool:
+        """Whether its end follows from seeds alone; not so if a clock, a crash or a hand ended it.
+
+        Others are outside every digest.
+        """
+        by_chance = self.info.get("failure") in ("hung", "died")
+        return self.end_reason is not EndReason.ABORTED and not by_chance
+
     def with_rewards(self, rewards: float | Sequence[float]) -> Trajectory:
         """The same trajectory rewarded anew: one reward per turn, or one number for the last turn.
 

@@ -36,6 +36,7 @@ WANTED = {
     "control_bytes_per_step",
     "exact",
     "digest",
+    "outside_digest",
 }
 
 
