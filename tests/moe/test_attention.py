@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.moe.driving import describe
 
 from interlace.moe.attention import block_attention, reference_attention
-from interlace.moe.batch import GROUP_COST, Batch
+from interlace.moe.batch import BLOCK_COST, GROUP_COST, Batch
 from interlace.moe.kv_cache import BLOCK_SIZE
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -107,9 +107,13 @@ def test_what_lies_after_a_row_never_counts() -> None:
     assert torch.equal(pool.attend((0, 10, 70))[0], before)
 
 
-def test_long_prefills_attend_in_parts_of_bounded_size() -> None:
+def test_attention_works_in_parts_of_bounded_size() -> None:
     table = range(32)
-    batch = Batch.build(describe(([0] * 512, 1500, table)))
-    assert len(batch.tiles) > 10
-    for group in batch.tiles:
-        assert len(group.block_P) * group.tile_rows < 2 * GROUP_COST + 32 * len(table)
+    prefill = describe(([0] * 512, 1500, table))
+    decode = describe(*[([0], 2000, table)] * 20)
+    for description in (prefill, decode):
+        batch = Batch.build(description)
+        assert len(batch.tiles) > 10
+        for group in batch.tiles:
+            per_pair = group.tile_rows + BLOCK_COST
+            assert len(group.block_P) * per_pair < GROUP_COST + len(table) * per_pair
