@@ -100,6 +100,18 @@ def test_an_exchange_moves_rows_in_member_order_and_copies_them() -> None:
     assert world.run([exchange(0), exchange(1)]) == [[1, 4], [2, 3]]
 
 
+def test_what_was_posted_does_not_change_with_the_senders_payload() -> None:
+    async def member(rank: int) -> Any:
+        payload = [rank]
+        communicator = world.communicator(KEY, (0, 1), rank)
+        handle = communicator.post(Gather(role="ep", stage="x", payload=payload), None)
+        payload[0] = 99
+        return await perform(Finish(communicator=communicator, handle=handle, where="x"))
+
+    world = local_world(2)
+    assert world.run([member(0), member(1)]) == [[[0], [1]], [[0], [1]]]
+
+
 def test_groups_of_one_role_are_apart_on_a_serial_device() -> None:
     async def member(rank: int) -> Any:
         members = (0, 1) if rank < 2 else (2, 3)

@@ -174,6 +174,16 @@ def test_a_ticket_is_not_used_twice() -> None:
         rank.walk(step, {DECODE: gathers()})
 
 
+def test_two_tickets_do_not_share_a_place() -> None:
+    rank = Rank()
+    step = made(BOTH)
+    one, two, *_ = step.tickets
+    twins = one, replace(two, seq=one.seq)
+    with pytest.raises(OrderError, match="seq 0 decode/ep mix: comes after seq 0"):
+        rank.walk(replace(step, tickets=twins), {DECODE: gathers(), PREFILL: gathers()})
+    assert rank.posted == [one]
+
+
 def test_a_forward_pass_that_returns_early_is_refused() -> None:
     rank = Rank()
     with pytest.raises(OrderError, match="seq 2 decode/ep logits: the forward pass already return"):
