@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from interlace.comm.journal import StepRecord, TicketRecord
+from interlace.moe.sampler import validate
 from interlace.moe.sampling_params import SamplingParams
 
 from .balancer import Balancer
@@ -157,24 +158,27 @@ class Rollout:
         self._pool = await pool.__aenter__()
         stop = {*config.sampling.stop_token_ids, *chat.end_of_turn_ids}
         stop.update(*(ready.stop_token_ids for ready in self._ready.values()))
+        sampling = SamplingParams(
+            temperature=config.sampling.temperature,
+            top_p=config.sampling.top_p,
+            top_k=config.sampling.top_k,
+            max_tokens=config.sampling.max_tokens,
+            stop_token_ids=tuple(sorted(stop)),
+            stop_strings=config.sampling.stop_strings,
+        )
+        limits = Limits(
+            max_context=min(ready.max_context for ready in self._ready.values()),
+            pool_tokens=min(ready.pool_tokens for ready in self._ready.values()),
+            vocab_size=min(ready.vocab_size for ready in self._ready.values()),
+        )
+        validate(sampling, limits.vocab_size)
         self._collector = Collector(
             chat=chat,
             turns=self._turns,
             pool=pool,
             balancer=Balancer(self._launcher.num_leaders),
-            limits=Limits(
-                max_context=min(ready.max_context for ready in self._ready.values()),
-                pool_tokens=min(ready.pool_tokens for ready in self._ready.values()),
-                vocab_size=min(ready.vocab_size for ready in self._ready.values()),
-            ),
-            sampling=SamplingParams(
-                temperature=config.sampling.temperature,
-                top_p=config.sampling.top_p,
-                top_k=config.sampling.top_k,
-                max_tokens=config.sampling.max_tokens,
-                stop_token_ids=tuple(sorted(stop)),
-                stop_strings=config.sampling.stop_strings,
-            ),
+            limits=limits,
+            sampling=sampling,
             max_turns=environments.max_turns,
             seed=config.seed,
         )
@@ -253,17 +257,19 @@ class Rollout:
         try:
             if started:
                 self._call(_cancel_others())
-            if kill:
-                launcher.kill()
-            else:
-                launcher.stop()
-        finally:
-            if started:
-                if self._pool is not None:
+                if self._pool is not None:  # before the launcher, on whose hosts it lives
                     self._call(self._pool.__aexit__(None, None, None))
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join()
-            self._loop.close()
+        finally:
+            try:
+                if kill:
+                    launcher.kill()
+                else:
+                    launcher.stop()
+            finally:
+                if started:
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+                    self._thread.join()
+                self._loop.close()
 
 
 async def _cancel_others() -> None:

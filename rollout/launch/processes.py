@@ -24,7 +24,8 @@ from .transport import Groups
 class ProcessTransport:
     """One rank's process groups: one per (path, role), and one for control, always on gloo.
 
-    On a GPU every path has a stream of its own.
+    On a GPU every path has a stream of its own. In a program that has joined a default process
+    group before, that one is used to make them, and kept.
     """
 
     def __init__(self, *, rank: int, world: int, store: Store, launch: Launch) -> None:
@@ -41,16 +42,24 @@ class ProcessTransport:
             self.device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
             self._order = DeviceOrder(self.device)
-        dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=launch.connect_timeout_s),
-        )
+        self._joined_here = not dist.is_initialized()
+        if self._joined_here:
+            dist.init_process_group(
+                "gloo",
+                store=store,
+                rank=rank,
+                world_size=world,
+                timeout=timedelta(seconds=launch.connect_timeout_s),
+            )
+        elif (dist.get_rank(), dist.get_world_size()) != (rank, world):
+            raise ValueError(
+                f"this is rank {rank} of {world}, but the default process group that this program "
+                f"has joined says {dist.get_rank()} of {dist.get_world_size()}: make them equal"
+            )
         longest = max(launch.load_timeout_s, launch.exchange_timeout_s, launch.ticket_timeout_s)
         self._timeout = timedelta(seconds=longest + 10)
         self._control_group = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._groups = [self._control_group]
 
     def control(self, timeout_s: float) -> Communicator:
         return ControlCommunicator(
@@ -63,6 +72,7 @@ class ProcessTransport:
             group = dist.new_group(list(ranks), backend=self._launch.backend, timeout=self._timeout)
             if self.rank in ranks:
                 mine = group
+                self._groups.append(group)
         assert mine is not None, f"rank {self.rank} is in no group of {path}/{role}"
         return TorchCommunicator(
             mine,
@@ -87,8 +97,11 @@ class ProcessTransport:
         return time.monotonic()
 
     def close(self) -> None:
-        """Leave all groups."""
-        dist.destroy_process_group()
+        """Leave all groups; a collective that others still wait for fails there."""
+        for group in self._groups:
+            dist.destroy_process_group(group)
+        if self._joined_here:
+            dist.destroy_process_group()
 
     def _stream(self, path: str) -> torch.cuda.Stream | None:
         if self.device.type != "cuda":

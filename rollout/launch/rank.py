@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -159,19 +160,42 @@ def run_process(
     transport: Transport,
     inbox: Inbox,
     emit: Callable[[Event], None],
+    killed: threading.Event,
 ) -> None:
-    """A rank process from loading to its last word: RankReport, or RankFailure and the error."""
+    """A rank process from loading to its last word: RankReport, or RankFailure and the error.
+
+    Once `killed` is set the next wait raises Killed.
+    """
+
+    def park(seconds: float) -> None:
+        _check(killed)
+        inbox.wait(seconds)
+
+    def pause(seconds: float) -> None:
+        _check(killed)
+        time.sleep(seconds)
+
     try:
         rank = compose(config, folder, transport, inbox, emit)
         # Ranks load at different speeds; the short deadlines hold from here on.
-        run_blocking(_meet(transport, config.launch.load_timeout_s), park=inbox.wait)
+        meeting = _meet(transport, config.launch.load_timeout_s)
+        run_blocking(meeting, park=park, pause=pause)
         emit(rank.ready)
         ready_at = time.process_time()
-        journal = run_blocking(rank.engine.run(), park=inbox.wait)
+        journal = run_blocking(rank.engine.run(), park=park, pause=pause)
     except BaseException as error:
         emit(failure(transport.rank, error))
         raise
     emit(report(transport.rank, journal, time.process_time() - ready_at))
+
+
+class Killed(Exception):
+    """Ends a rank that is not wanted any more."""
+
+
+def _check(killed: threading.Event) -> None:
+    if killed.is_set():
+        raise Killed("the job was ended")
 
 
 async def _meet(transport: Transport, timeout_s: float) -> None:

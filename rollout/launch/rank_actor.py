@@ -87,4 +87,5 @@ class RankActor:
         except Exception as error:
             self._emit(failure(self._rank, error))
             return
-        run_process(config, folder, transport, self._inbox, self._emit)
+        never = threading.Event()  # an actor is ended with its process
+        run_process(config, folder, transport, self._inbox, self._emit, never)

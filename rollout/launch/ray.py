@@ -11,7 +11,9 @@ import contextlib
 import logging
 import math
 import os
+import re
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -63,7 +65,7 @@ class RayLauncher:
         self._roll = RollCall(world, on_event)
         cpus = sum(bundle.get("CPU", 0.0) for bundle in self._bundles)
         self._cluster = Cluster(launch.address, num_cpus=math.ceil(cpus))
-        self._cluster.open()
+        self._cluster.open(launch.connect_timeout_s)
         self._place(launch.connect_timeout_s)
         self._actors = [self._rank_actor(rank) for rank in range(world)]
         deadline = time.monotonic() + launch.load_timeout_s
@@ -252,23 +254,33 @@ class Cluster:
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
-    def open(self) -> None:
-        """Connect. Raises LaunchError."""
+    def open(self, timeout_s: float) -> None:
+        """Connect, within `timeout_s` if there is an address. Raises LaunchError."""
         if self.is_open:
             return
+        if self._address is not None and (place := re.fullmatch(r"([\w.-]+):(\d+)", self._address)):
+            try:  # Ray itself would try for many minutes
+                socket.create_connection((place[1], int(place[2])), timeout_s).close()
+            except OSError as error:
+                raise self._failed(error) from error
         self._thread = threading.Thread(target=self._live, name="interlace ray", daemon=True)
         self._thread.start()
-        self._opened.wait()
+        if not self._opened.wait(None if self.is_ours else timeout_s):
+            raise self._failed(TimeoutError(f"no connection within {timeout_s:g} s"))
         if self._error is not None:
-            where = "on this machine" if self._address is None else f"at {self._address}"
-            raise LaunchError(f"no Ray cluster {where}: {_one_line(self._error)}")
+            raise self._failed(self._error)
 
     def close(self) -> None:
         """Disconnect, and end what `open` started."""
         self._closing.set()
         if self._thread is not None:
-            self._thread.join()
+            # A Ray of our own is waited for, to the end; who never answered is not.
+            self._thread.join(None if self.is_ours or self.is_open else _GRACE_S)
         self.is_open = False
+
+    def _failed(self, error: Exception) -> LaunchError:
+        where = "on this machine" if self._address is None else f"at {self._address}"
+        return LaunchError(f"no Ray cluster {where}: {_one_line(error)}")
 
     def _live(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -347,7 +359,8 @@ def _in_words(bundles: Iterable[dict[str, float]]) -> str:
 
 
 def _amounts(resources: dict[str, float]) -> str:
-    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+    kinds = [name for name in ("CPU", "GPU") if resources.get(name)]
+    return ", ".join(f"{resources[name]:g} {name}" for name in kinds) or "nothing"
 
 
 def _answer(ref: Any, rank: int, deadline: float) -> Any:
@@ -360,4 +373,8 @@ def _answer(ref: Any, rank: int, deadline: float) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """What happened, without Ray's identifiers and its advice for any case whatever."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    pid = re.search(r"\bpid: (\d+)", text)
+    cause = re.search(r"Worker exit detail: (.*?\.)(?: Some common causes|$)", text)
+    return f"pid {pid[1]}: {cause[1]}" if pid and cause else text
