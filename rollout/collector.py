@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from interlace.moe.sampler import validate
 from interlace.moe.sampling_params import SamplingParams
 
 from .balancer import Balancer
@@ -162,14 +163,15 @@ class Collector:
         choices: Sequence[str] = info.get("choices") or ()
         if choices:
             spelled = tuple(tuple(self._chat.encode_choice(text)) for text in choices)
-            if not all(spelled):
-                raise EnvironmentFailure("invalid", "a choice is an empty text")
             longest = max(map(len, spelled)) + 1
             params = replace(params, choices=spelled, max_tokens=max(params.max_tokens, longest))
         allowed: Sequence[int] = info.get("allowed_token_ids") or ()
         if allowed:
-            self._check_ids(allowed)
             params = replace(params, allowed_token_ids=tuple(sorted(set(allowed))))
+        try:
+            validate(params, self._limits.vocab_size)
+        except ValueError as error:
+            raise EnvironmentFailure("invalid", str(error)) from error
         return params
 
     def _record(

@@ -244,3 +244,9 @@ def test_a_conversation_that_fills_the_context_ends_with_max_tokens() -> None:
         (trajectory,) = rollout.run(tasks)
     assert trajectory.end_reason is EndReason.MAX_TOKENS
     assert trajectory.num_tokens <= 330
+
+
+def test_a_stop_token_outside_the_vocabulary_is_refused_at_the_start() -> None:
+    config = tiny("sampling.stop_token_ids=[99999]")
+    with pytest.raises(ValueError, match="stop_token_ids has token id 99999"), Rollout(config):
+        pass
