@@ -195,7 +195,7 @@ class Killed(Exception):
 
 def _check(killed: threading.Event) -> None:
     if killed.is_set():
-        raise Killed("the job was ended")
+        raise Killed("its program left the rollout early, or rank 0 was gone")
 
 
 async def _meet(transport: Transport, timeout_s: float) -> None:

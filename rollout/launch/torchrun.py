@@ -66,7 +66,7 @@ class TorchrunLauncher:
         self.environment_hosts = SubprocessHost.start
         self._config, self._folder = config, folder
         self._inbox = Inbox()
-        self._killed = threading.Event()
+        self._killed, self._abandoned = threading.Event(), threading.Event()
         self._connections: dict[int, Connection] = {}
         self._last_word: RankReport | RankFailure | None = None
         self._rank_thread: threading.Thread | None = None
@@ -103,10 +103,11 @@ class TorchrunLauncher:
                     self.send(leader, Stop())
                 self._roll.await_ended(self._config.launch.ticket_timeout_s + _GRACE_S)
             self._rank_thread.join()
+            if isinstance(self._last_word, RankFailure):
+                gone = self._abandoned.wait(1.0) and "rank 0 is gone or has given up; "
+                raise LaunchError(f"{gone or ''}rank {self._rank}: {self._last_word.error}")
         finally:
             self.kill()
-        if isinstance(self._last_word, RankFailure):
-            raise LaunchError(f"rank {self._rank}: {self._last_word.error}")
 
     def kill(self) -> None:
         """The other ranks notice by their closed connection to this one."""
@@ -225,4 +226,5 @@ class TorchrunLauncher:
                 self._inbox.put(decode_command(connection.recv_bytes()))
         except (EOFError, OSError):
             # Rank 0 hangs up last if all is well; otherwise there is nobody left to work for.
+            self._abandoned.set()
             self._killed.set()
