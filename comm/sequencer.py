@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .collectives import Collective, Finish, Forward, perform
@@ -14,7 +14,7 @@ from .communicator import Communicator
 from .errors import OrderError
 from .journal import Journal, TicketRecord
 from .path import Op, Path, Ticket
-from .plan import StepPlan
+from .plan import PlanState, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,10 @@ class _Outstanding:
     ticket: Ticket
     resumed_at: float
     posted_at: float
+
+
+_NO_STATE = PlanState()
+"""What follows a plan is not hashed: it is derived from the plan and the state before."""
 
 
 class Sequencer:
@@ -70,7 +74,7 @@ class Sequencer:
         pass that ends early or late, and for a seq that does not increase.
         """
         self._plan_hash = zlib.crc32(
-            repr((plan.start, plan.drop, plan.tickets, plan.finish)).encode(), self._plan_hash
+            repr(replace(plan, after=_NO_STATE)).encode(), self._plan_hash
         )
         for name in plan.drop:
             await self.drop(name)
