@@ -58,6 +58,7 @@ class Rollout:
         self._pool: EnvironmentPool | None = None
         self._ready: dict[int, RankReady] = {}
         self._next_id = 0
+        self._work: set[asyncio.Task[Any]] = set()
         self._began_at: float | None = None
 
     @property
@@ -228,6 +229,18 @@ class Rollout:
         if self._untaken < self.config.results_queue:
             self._room.set()
 
+    async def _abandon(self) -> None:
+        """End what is still played, and the environments.
+
+        Only our own tasks are cancelled: those of the pool keep its processes in order.
+        """
+        unfinished = list(self._work)
+        for task in unfinished:
+            task.cancel()
+        if self._pool is not None:  # now, so that nobody waits for an environment that hangs
+            await self._pool.__aexit__(None, None, None)
+        await asyncio.gather(*unfinished, return_exceptions=True)
+
     # ---- between threads
 
     def _on_event(self, event: Event) -> None:
@@ -245,10 +258,19 @@ class Rollout:
             self._loop.call_soon_threadsafe(function, *args)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        async def tracked() -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            self._work.add(task)
+            try:
+                return await work
+            finally:
+                self._work.remove(task)
+
+        return asyncio.run_coroutine_threadsafe(tracked(), self._loop)
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._spawn(work).result()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _end(self, *, kill: bool) -> None:
         launcher = self._launcher
@@ -256,9 +278,7 @@ class Rollout:
         started = self._loop.is_running()
         try:
             if started:
-                self._call(_cancel_others())
-                if self._pool is not None:  # before the launcher, on whose hosts it lives
-                    self._call(self._pool.__aexit__(None, None, None))
+                self._call(self._abandon())
         finally:
             try:
                 if kill:
@@ -270,14 +290,6 @@ class Rollout:
                     self._loop.call_soon_threadsafe(self._loop.stop)
                     self._thread.join()
                 self._loop.close()
-
-
-async def _cancel_others() -> None:
-    """Cancel every task of the loop but this one and wait for them."""
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
