@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from types import TracebackType
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -96,9 +99,24 @@ class ProcessTransport:
     def clock(self) -> float:
         return time.monotonic()
 
-    def close(self) -> None:
-        """Leave all groups; a collective that others still wait for fails there."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave all groups. After an error what is in flight is abandoned."""
+        if error is not None:
+            # The end of a gloo group waits for its operations, whichever thread it happens in:
+            # a garbage collection would stand still until their deadline. This thread can.
+            seconds = self._timeout.total_seconds()
+            threading.Thread(target=_hold, args=(list(self._groups), seconds), daemon=True).start()
         for group in self._groups:
+            if error is not None:
+                group.abort()
             dist.destroy_process_group(group)
         if self._joined_here:
             dist.destroy_process_group()
@@ -115,3 +133,8 @@ class ProcessTransport:
             return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
         return self._workspaces.setdefault(path, Workspace(path, allocate))
+
+
+def _hold(groups: list[dist.ProcessGroup], seconds: float) -> None:
+    time.sleep(seconds)
+    groups.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -88,4 +89,5 @@ class RankActor:
             self._emit(failure(self._rank, error))
             return
         never = threading.Event()  # an actor is ended with its process
-        run_process(config, folder, transport, self._inbox, self._emit, never)
+        with contextlib.suppress(Exception), transport:  # it was its last word
+            run_process(config, folder, transport, self._inbox, self._emit, never)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -70,6 +71,7 @@ class TorchrunLauncher:
         self._connections: dict[int, Connection] = {}
         self._last_word: RankReport | RankFailure | None = None
         self._rank_thread: threading.Thread | None = None
+        self._accepting: threading.Thread | None = None
 
     def start(self, on_event: EventSink) -> None:
         launch = self._config.launch
@@ -116,7 +118,11 @@ class TorchrunLauncher:
         if self._rank_thread is not None and self._rank_thread is not threading.current_thread():
             self._rank_thread.join(_GRACE_S)
         for connection in list(self._connections.values()):
-            connection.close()
+            _hang_up(connection)
+        self._connections.clear()
+        if self._accepting is not None and self._accepting.is_alive():
+            with contextlib.suppress(OSError):  # a call that says nothing, so that it looks up
+                socket.create_connection(self._address, _GRACE_S).close()
 
     # ---- this rank
 
@@ -135,9 +141,8 @@ class TorchrunLauncher:
         except Exception as error:
             say(failure(rank, error))
             return
-        with contextlib.suppress(Exception):  # it is the last word already
+        with contextlib.suppress(Exception), transport:  # it was its last word
             run_process(config, self._folder, transport, self._inbox, say, self._killed)
-        transport.close()
 
     def _join_store(self) -> Store:
         """The part of torchrun's store that belongs to this rollout and no other of the script."""
@@ -169,25 +174,28 @@ class TorchrunLauncher:
         listener = Listener(
             (self._host, 0), backlog=self._config.layout.world, authkey=key.encode()
         )
-        address, port = listener.address
+        address, port = self._address = listener.address
         self._store.set(_HELLO, f"{address} {port} {key}")
         return listener
 
     def _accept(self, listener: Listener) -> None:
         def serve() -> None:
+            awaited = set(range(1, self._config.layout.world))
             with listener:
-                while len(self._connections) < self._config.layout.world - 1:
+                while awaited and not self._killed.is_set():
                     try:
                         connection = listener.accept()
                         rank = int(connection.recv_bytes(16))
                     except (AuthenticationError, EOFError, OSError, ValueError):
                         continue  # a stranger; who is missing is found out by the deadline
                     self._connections[rank] = connection
+                    awaited.discard(rank)
                     threading.Thread(
                         target=self._read, args=(rank, connection), daemon=True
                     ).start()
 
-        threading.Thread(target=serve, name="interlace accept", daemon=True).start()
+        self._accepting = threading.Thread(target=serve, name="interlace accept", daemon=True)
+        self._accepting.start()
 
     def _read(self, rank: int, connection: Connection) -> None:
         try:
@@ -228,3 +236,10 @@ class TorchrunLauncher:
             # Rank 0 hangs up last if all is well; otherwise there is nobody left to work for.
             self._abandoned.set()
             self._killed.set()
+
+
+def _hang_up(connection: Connection) -> None:
+    """Close it, and let both ends know: a plain close goes unnoticed while a thread reads."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,0 +1,57 @@
+"""The rollout over the processes torchrun started gives the numbers of the one in a process."""
+
+import pytest
+from tests.distributed.transport import Ranks
+
+from interlace.rollout import Rollout, load_config
+from interlace.rollout.digest import digest
+from interlace.rollout.launch.launcher import LaunchError
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+
+def played(*overrides: str) -> str | None:
+    """The digest of the tiny job; None where the episodes are not played."""
+    config = load_config(preset="tiny", overrides=overrides)
+    with Rollout(config) as rollout:
+        trajectories = list(rollout.run(config.expand_tasks()))
+    if not rollout.is_driver:
+        assert trajectories == []
+        return None
+    assert sorted(rollout.records) == list(range(config.layout.world))
+    return digest(trajectories)
+
+
+def over(ranks: Ranks, *overrides: str) -> str | None:
+    return played(
+        "launch.kind=torchrun",
+        f"launch.backend={ranks.backend}",
+        f"layout.world={ranks.size}",
+        *overrides,
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(ranks: Ranks) -> str | None:
+    """On CPU that of one rank in a LocalWorld; GPUs round differently, but always the same."""
+    if ranks.backend == "nccl":
+        return over(ranks, "mode=serial", "scheduler.chunk_tokens=64")
+    return played("launch.kind=local", "layout.world=1", "mode=serial")
+
+
+@pytest.mark.parametrize("mode", ["serial", "multiplexed"])
+def test_one_digest_over_processes(ranks: Ranks, mode: str, reference: str | None) -> None:
+    found = over(ranks, f"mode={mode}", "scheduler.chunk_tokens=32")
+    assert found == (reference if ranks.rank == 0 else None)
+
+
+def test_an_error_on_rank_0_ends_every_rank_and_the_next_rollout_works(ranks: Ranks) -> None:
+    config = load_config(
+        preset="tiny",
+        overrides=["launch.kind=torchrun", f"layout.world={ranks.size}", "sampling.max_tokens=64"],
+    )
+    expected = ZeroDivisionError if ranks.rank == 0 else LaunchError
+    with pytest.raises(expected), Rollout(config) as rollout:
+        for _ in rollout.run(config.expand_tasks() * 20):
+            raise ZeroDivisionError
+    assert (over(ranks) is None) == (ranks.rank != 0)
