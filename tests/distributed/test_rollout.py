@@ -50,8 +50,12 @@ def test_an_error_on_rank_0_ends_every_rank_and_the_next_rollout_works(ranks: Ra
         preset="tiny",
         overrides=["launch.kind=torchrun", f"layout.world={ranks.size}", "sampling.max_tokens=64"],
     )
-    expected = ZeroDivisionError if ranks.rank == 0 else LaunchError
-    with pytest.raises(expected), Rollout(config) as rollout:
-        for _ in rollout.run(config.expand_tasks() * 20):
-            raise ZeroDivisionError
+
+    def broken() -> None:
+        with Rollout(config) as rollout:
+            for _ in rollout.run(config.expand_tasks() * 20):
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError if ranks.rank == 0 else LaunchError):
+        broken()
     assert (over(ranks) is None) == (ranks.rank != 0)
