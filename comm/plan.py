@@ -10,7 +10,7 @@ from typing import Literal
 from .path import Path, Ticket
 from .proposal import Proposal
 
-Mode = Literal["serial", "multiplexed"]
+Mode = Literal["serial", "chunked", "whole_forward", "multiplexed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +71,11 @@ class StepPlan:
 def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) -> StepPlan:
     """The step every rank walks next.
 
-    Decode's whole program is spread evenly among ``ceil(program / chunk_steps)`` prefill
-    boundaries, so at most that many lie between two decode tickets while anybody decodes, and at
-    least one prefill boundary is issued per step. In mode `serial` decode waits while a prefill
-    runs or could start.
+    In mode `multiplexed` decode's whole program is spread evenly among
+    ``ceil(program / chunk_steps)`` prefill boundaries, so at most that many lie between two decode
+    tickets while anybody decodes, and at least one prefill boundary is issued per step. In
+    `whole_forward` a step issues all of decode's tickets, then all of prefill's. In `serial` decode
+    waits while a prefill runs or could start. `chunked` needs no rule: its one path does both.
     """
     leaders = [proposal for proposal in proposals if proposal.leader]
     decoding = max(p.decode_rows for p in leaders)
@@ -142,7 +143,8 @@ def _tickets(
     cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
     path_seq, comm_seq = dict(state.path_seq), dict(state.comm_seq)
     tickets = []
-    for seq, name in enumerate(interleave(counts), start=state.seq):
+    order = _in_turn(counts) if config.mode == "whole_forward" else interleave(counts)
+    for seq, name in enumerate(order, start=state.seq):
         path = paths[name]
         op = path.program[cursor[name]]
         nth = comm_seq.get((name, op.role), 0)
@@ -170,6 +172,10 @@ def _tickets(
         comm_seq=tuple(sorted(comm_seq.items())),
     )
     return tuple(tickets), after
+
+
+def _in_turn(counts: Sequence[tuple[str, int]]) -> list[str]:
+    return [name for name, num in counts for _ in range(num)]
 
 
 def interleave(counts: Sequence[tuple[str, int]]) -> list[str]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from interlace.rollout.tasks import PROMPT_ENV, Task, tasks_from
 
 MAX_SEED = (1 << 62) - 1
-PLANNED_MODES = ("chunked", "disaggregated", "replicas", "whole_forward")
+PLANNED_MODES = ("disaggregated", "replicas")
 
 
 class ConfigError(ValueError):
@@ -59,7 +59,7 @@ class Layout(Section):
 
     world: int = Field(default=1, ge=1, description="Number of ranks.")
     tp: int = Field(
-        default=1, ge=1, description="Ranks that share one attention by heads (for now only 1)."
+        default=1, ge=1, description="Ranks that share one attention, each with part of the heads."
     )
 
     @property
@@ -72,12 +72,16 @@ class Layout(Section):
         """Number of ranks the experts are spread over: all of them."""
         return self.world
 
+    def leader(self, group: int) -> int:
+        """The rank that leads a data-parallel group: its first."""
+        return group * self.tp
+
     @model_validator(mode="after")
-    def _attention_is_data_parallel(self) -> Layout:
-        if self.tp != 1:
+    def _tp_divides_the_ranks(self) -> Layout:
+        if self.world % self.tp:
             raise ValueError(
-                f"tp={self.tp}: attention is not split by heads yet; use tp=1, "
-                "which gives every rank its own trajectories"
+                f"tp={self.tp} does not divide world={self.world}: every data-parallel group has "
+                "tp ranks"
             )
         return self
 
@@ -298,10 +302,11 @@ class TaskSection(Section):
 class RolloutConfig(Section):
     """One rollout: the model, the ranks, the environments and the tasks."""
 
-    mode: Literal["serial", "multiplexed"] = Field(
+    mode: Literal["serial", "chunked", "whole_forward", "multiplexed"] = Field(
         default="multiplexed",
-        description="How prefill and decode share the ranks: one after the other, or interleaved "
-        "at collective boundaries.",
+        description="How prefill and decode share the ranks: serial, one after the other; chunked, "
+        "both in one batch; whole_forward, enqueued as two whole forward passes; multiplexed, "
+        "interleaved at collective boundaries.",
     )
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the sampling noise.")
     numerics: Literal["exact"] = Field(

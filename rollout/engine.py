@@ -1,29 +1,24 @@
-"""One rank's loop: propose, exchange, commit, describe, walk, sample."""
+"""One rank's loop: propose, exchange, commit, describe, walk, complete."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
-
 from interlace.comm.agreement import agree
-from interlace.comm.collectives import Forward, Park, perform
+from interlace.comm.collectives import Park, perform
 from interlace.comm.communicator import Communicator
 from interlace.comm.journal import Journal, StepRecord
-from interlace.comm.plan import PlanConfig, PlanState, StepPlan
+from interlace.comm.plan import PlanConfig, PlanState
 from interlace.comm.sequencer import Sequencer
 from interlace.moe.context import PathContext
-from interlace.moe.model import ForwardOutput, Model
-from interlace.moe.sampler import SampleRow, sample
+from interlace.moe.model import Model
 from interlace.moe.weights import Weights
 
-from .inbox import Inbox
-from .messages import Abort, Event, Stop, TurnRequest
-from .scheduler import Drawn, Scheduler
+from .group import Part
 
 
 class Engine:
-    """The loop of one rank, which leads its own data-parallel group.
+    """The loop of one rank, whatever its part in its tensor-parallel group.
 
     Made of parts that are ready; suspends only on Finish and Park, so the same loop runs under the
     blocking driver of a process and, for many ranks, in a LocalWorld.
@@ -39,18 +34,16 @@ class Engine:
         model: Model,
         weights: Weights,
         contexts: Mapping[str, PathContext],
-        scheduler: Scheduler,
-        inbox: Inbox,
-        emit: Callable[[Event], None],
+        part: Part,
         clock: Callable[[], float],
     ) -> None:
         self.rank = rank
-        self.scheduler = scheduler
+        self.part = part
         self.state = PlanState()
-        self._paths = {path.name: path for path in config.paths}
+        self._names = tuple(path.name for path in config.paths)
         self._config, self._sequencer, self._control = config, sequencer, control
         self._model, self._weights, self._contexts = model, weights, contexts
-        self._inbox, self._emit, self._clock = inbox, emit, clock
+        self._clock = clock
 
     @property
     def journal(self) -> Journal:
@@ -69,24 +62,27 @@ class Engine:
         """One step; False once the ranks have agreed to stop."""
         began_at = self._clock()
         waited_before = self._sequencer.waited_s
-        self._take_in()
-        proposal = self.scheduler.propose(rank=self.rank, hashes=self._sequencer.hashes)
+        proposal = self.part.propose(self.rank, self._sequencer.hashes)
         asked_at = self._clock()
         agreement = await agree(
             self._control, self.state, proposal, self._config, self._sequencer.keys
         )
         waited = self._clock() - asked_at
         plan = agreement.plan
-        for result in self.scheduler.commit():
-            self._emit(result)
+        self.part.commit(plan)
         if plan.stop:
             return False
-        if plan.drop:
-            self.scheduler.drop_prefill()
-        started, rows = self._start(plan)
+        asked_at = self._clock()
+        described = await self.part.describe(plan)
+        if not self.part.leads:
+            waited += self._clock() - asked_at
+        started = {
+            name: self._model.forward(self._weights, self._contexts[name], description)
+            for name, description in described.items()
+        }
         outputs = await self._sequencer.walk(plan, started)
         for name in plan.finish:
-            self._complete(name, outputs[name], plan.version)
+            self.part.complete(name, outputs[name], plan.version)
         self.state = plan.after
         if plan.park_ms:
             parked_at = self._clock()
@@ -101,59 +97,11 @@ class Engine:
                 decoding=plan.decoding,
                 started=plan.start,
                 finished=plan.finish,
-                rows=rows,
-                num_tickets=tuple((name, plan.count(name)) for name in self._paths),
+                rows=tuple((name, rows.num_rows) for name, rows in described.items()),
+                num_tickets=tuple((name, plan.count(name)) for name in self._names),
                 control_bytes=agreement.num_bytes,
                 waited_s=waited + self._sequencer.waited_s - waited_before,
                 parked_ms=plan.park_ms,
             )
         )
         return True
-
-    def _take_in(self) -> None:
-        for command in self._inbox.drain():
-            match command:
-                case TurnRequest():
-                    self.scheduler.submit(command)
-                case Abort():
-                    self.scheduler.abort(command.trajectory)
-                case Stop():
-                    self.scheduler.stop()
-
-    def _start(self, plan: StepPlan) -> tuple[dict[str, Forward], tuple[tuple[str, int], ...]]:
-        started: dict[str, Forward] = {}
-        rows = []
-        for name in plan.start:
-            if "decode" in self._paths[name].work:
-                description = self.scheduler.describe_decode()
-            else:
-                description = self.scheduler.describe_prefill()
-            context = self._contexts[name]
-            started[name] = self._model.forward(self._weights, context, description)
-            rows.append((name, description.num_rows))
-        return started, tuple(rows)
-
-    def _complete(self, name: str, output: ForwardOutput, version: int) -> None:
-        work = self._paths[name].work[0]
-        rows = [
-            SampleRow(
-                params=sequence.request.sampling,
-                seed=sequence.request.seed,
-                trajectory=sequence.request.trajectory,
-                position=len(sequence.token_ids),
-                generated=tuple(sequence.generated),
-            )
-            for sequence in self.scheduler.sampling_rows(work)
-        ]
-        with torch.inference_mode():
-            sampled = sample(output.logits_SV, rows)
-        drawn = [
-            Drawn(
-                token=item.token,
-                logprob_raw=item.logprob_raw,
-                logprob=item.logprob,
-                ends_choice=item.done_choice,
-            )
-            for item in sampled
-        ]
-        self.scheduler.take(work, drawn, output.experts_TLK.cpu().numpy(), version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from interlace.comm.journal import StepRecord, TicketRecord
+from interlace.moe.description import Description
 from interlace.moe.sampling_params import SamplingParams
 
 
@@ -96,3 +97,5 @@ Event = RankReady | TurnResult | RankReport | RankFailure
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_event = msgspec.msgpack.Decoder(Event).decode
+decode_descriptions = msgspec.msgpack.Decoder(dict[str, Description]).decode
+"""What a leader announces to its group: the batches of the paths that start."""

@@ -177,6 +177,10 @@ class Scheduler:
         """The sequences a returned forward pass drew logits for, in the order of its rows."""
         return [rows.sequence for rows in self._flights[work] if rows.samples]
 
+    def num_rows(self, work: str) -> int:
+        """The rows this group has in a forward pass that is under way."""
+        return sum(rows.stop - rows.start for rows in self._flights[work])
+
     def take(
         self, work: str, drawn: Sequence[Drawn], experts: NDArray[np.uint8], version: int
     ) -> None:

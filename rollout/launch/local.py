@@ -19,7 +19,8 @@ from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Command, Stop
 
 from .launcher import EventSink, LaunchError
-from .rank import SLOTS, Rank, compose, failure, report
+from .compose import SLOTS, Rank, compose
+from .rank import failure, report
 from .transport import Groups
 
 
@@ -34,6 +35,10 @@ class LocalTransport:
 
     def control(self, timeout_s: float) -> Communicator:
         return self._world.communicator("control", range(self._world.size), self.rank)
+
+    def group_control(self, groups: Groups, timeout_s: float) -> Communicator:
+        mine = next(group for group in groups if self.rank in group)
+        return self._world.communicator("group control", mine, self.rank)
 
     def communicator(self, path: str, role: str, groups: Groups) -> Communicator:
         mine = next(group for group in groups if self.rank in group)
@@ -92,7 +97,7 @@ class LocalLauncher:
         self._thread.start()
 
     def send(self, leader: int, command: Command) -> None:
-        self._inboxes[leader].put(command)
+        self._inboxes[self._config.layout.leader(leader)].put(command)
 
     def stop(self) -> None:
         for inbox in self._inboxes:

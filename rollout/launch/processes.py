@@ -20,7 +20,7 @@ from interlace.comm.torch_communicator import ControlCommunicator, TorchCommunic
 from interlace.comm.workspace import Workspace
 from interlace.rollout.config import Launch
 
-from .rank import SLOTS
+from .compose import SLOTS
 from .transport import Groups
 
 
@@ -69,16 +69,13 @@ class ProcessTransport:
             self._control_group, device=torch.device("cpu"), timeout_s=timeout_s
         )
 
+    def group_control(self, groups: Groups, timeout_s: float) -> Communicator:
+        group = self._own_group(groups, "gloo")
+        return ControlCommunicator(group, device=torch.device("cpu"), timeout_s=timeout_s)
+
     def communicator(self, path: str, role: str, groups: Groups) -> Communicator:
-        mine = None
-        for ranks in groups:
-            group = dist.new_group(list(ranks), backend=self._launch.backend, timeout=self._timeout)
-            if self.rank in ranks:
-                mine = group
-                self._groups.append(group)
-        assert mine is not None, f"rank {self.rank} is in no group of {path}/{role}"
         return TorchCommunicator(
-            mine,
+            self._own_group(groups, self._launch.backend),
             role=role,
             workspace=self._workspace(path),
             slots=SLOTS,
@@ -127,6 +124,17 @@ class ProcessTransport:
         if path not in self._streams:
             self._streams[path] = torch.cuda.Stream(self.device)
         return self._streams[path]
+
+    def _own_group(self, groups: Groups, backend: str) -> dist.ProcessGroup:
+        """Every rank makes every group, in one order, and keeps its own."""
+        mine: dist.ProcessGroup | None = None
+        for ranks in groups:
+            group = dist.new_group(list(ranks), backend=backend, timeout=self._timeout)
+            if self.rank in ranks:
+                mine = group
+        assert mine is not None, f"rank {self.rank} is in none of {groups}"
+        self._groups.append(mine)
+        return mine
 
     def _workspace(self, path: str) -> Workspace[torch.Tensor]:
         def allocate(num_bytes: int) -> torch.Tensor:

@@ -84,7 +84,9 @@ class RayLauncher:
 
     def send(self, leader: int, command: Command) -> None:
         if not self._ending:
-            post = self._actors[leader].post.options(concurrency_group="commands")
+            post = self._actors[self._config.layout.leader(leader)].post.options(
+                concurrency_group="commands"
+            )
             post.remote([encode(command)])
 
     def stop(self) -> None:

@@ -90,11 +90,12 @@ class TorchrunLauncher:
             self._roll.await_ready(launch.connect_timeout_s + launch.load_timeout_s)
 
     def send(self, leader: int, command: Command) -> None:
-        if leader == self._rank:
+        rank = self._config.layout.leader(leader)
+        if rank == self._rank:
             self._inbox.put(command)
-        elif leader in self._connections:
+        elif rank in self._connections:
             with contextlib.suppress(OSError):  # the end of a rank is told by whoever reads
-                self._connections[leader].send_bytes(encode(command))
+                self._connections[rank].send_bytes(encode(command))
 
     def stop(self) -> None:
         """On rank 0: end the job. Elsewhere: serve until rank 0 ends it."""

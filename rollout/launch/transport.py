@@ -22,6 +22,10 @@ class Transport(Protocol):
         """The group of all ranks on which proposals are exchanged, and nothing else."""
         ...
 
+    def group_control(self, groups: Groups, timeout_s: float) -> Communicator:
+        """The control communicator of this rank's own group of a partition of all ranks."""
+        ...
+
     def communicator(self, path: str, role: str, groups: Groups) -> Communicator:
         """This rank's communicator of (path, role); every group of the partition is made."""
         ...

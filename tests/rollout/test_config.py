@@ -49,8 +49,10 @@ def test_a_tree_survives_json() -> None:
 
 def test_layout_derives_its_group_counts() -> None:
     assert (Layout(world=4).dp, Layout(world=4).ep) == (4, 4)
-    with pytest.raises(ValidationError, match=r"tp=2.*use tp=1"):
-        Layout(world=4, tp=2)
+    assert (Layout(world=4, tp=2).dp, Layout(world=4, tp=2).ep) == (2, 4)
+    assert [Layout(world=6, tp=2).leader(group) for group in range(3)] == [0, 2, 4]
+    with pytest.raises(ValidationError, match=r"tp=3 does not divide world=4"):
+        Layout(world=4, tp=3)
 
 
 def test_presets_are_complete() -> None:
@@ -163,10 +165,13 @@ JOBS = [
     ("scheduler = 3", "line 1: scheduler = 3 should be a table"),
     ("seed = '3'", "line 1: seed = '3' should be a valid integer"),
     ("seed = 1.5", "line 1: seed = 1.5 should be a valid integer"),
-    ("mode = 'fast'", "mode = 'fast' should be 'serial' or 'multiplexed'"),
-    ("mode = 'chunked'", "line 1: mode: 'chunked' is not built yet; use 'multiplexed'"),
+    (
+        "mode = 'fast'",
+        "mode = 'fast' should be 'serial', 'chunked', 'whole_forward' or 'multiplexed'",
+    ),
+    ("mode = 'replicas'", "line 1: mode: 'replicas' is not built yet; use 'multiplexed'"),
     ("numerics = 'fast'", "line 1: numerics: 'fast' is not built yet; use 'exact'"),
-    ("[layout]\nworld = 4\ntp = 2", "line 1: layout: tp=2: attention is not split by heads yet"),
+    ("[layout]\nworld = 4\ntp = 3", "line 1: layout: tp=3 does not divide world=4"),
     ("[sampling]\ntop_p = 0.0", "line 2: sampling.top_p = 0.0 should be greater than 0"),
     ("[sampling]\ntemperature = inf", "sampling.temperature = inf should be a finite number"),
     ("[sampling]\nstop_token_ids = [-1]", "sampling.stop_token_ids: -1 is no token id"),
@@ -202,7 +207,7 @@ OVERRIDES = [
     ("tasks.2.env=a", "--set tasks.2.env=a: tasks has 1 entries, so the next is tasks.1"),
     ("0=a", "--set 0=a: the root is a table: use a name"),
     ("seed=true", "--set seed=true: seed = True should be a valid integer"),
-    ("layout.tp=2", "--set layout.tp=2: layout: tp=2"),
+    ("layout.tp=2", "--set layout.tp=2: layout: tp=2 does not divide world=1"),
 ]
 
 

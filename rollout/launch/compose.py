@@ -1,0 +1,213 @@
+"""Puts one rank together from its parts: weights, cache, paths, communicators, scheduler, loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+import torch
+from tokenizers import Tokenizer
+
+from interlace.comm.journal import Journal
+from interlace.comm.path import Path
+from interlace.comm.plan import PlanConfig
+from interlace.comm.sequencer import Sequencer, record_program
+from interlace.moe.config import ModelConfig, read_config
+from interlace.moe.context import PathContext
+from interlace.moe.description import Description
+from interlace.moe.kv_cache import BLOCK_SIZE, KVCache, attention_planes
+from interlace.moe.model import Model
+from interlace.moe.placement import Placement
+from interlace.moe.program import stub_result
+from interlace.moe.selftest import exactness
+from interlace.moe.weights import Weights, load_weights
+from interlace.rollout.block_manager import BlockManager
+from interlace.rollout.config import RolloutConfig
+from interlace.rollout.engine import Engine
+from interlace.rollout.group import Follower, Leader, Part
+from interlace.rollout.inbox import Inbox
+from interlace.rollout.messages import Event, RankReady
+from interlace.rollout.scheduler import Scheduler
+
+from .transport import Groups, Transport
+
+SLOTS = 2
+"""Receive slots of each communicator. Every collective is one in which everybody waits for
+everybody, so two are enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """A loop ready to run, and what it tells the collector about itself."""
+
+    engine: Engine
+    ready: RankReady
+
+
+def compose(
+    config: RolloutConfig,
+    folder: FilePath,
+    transport: Transport,
+    inbox: Inbox,
+    emit: Callable[[Event], None],
+) -> Rank:
+    """Load this rank's share of the model and put its loop together."""
+    model_config = read_config(folder)
+    dtype = _dtype(config, model_config)
+    layout, rank = config.layout, transport.rank
+    placement = Placement.contiguous(model_config.num_experts, layout.ep)
+    weights = load_weights(
+        folder,
+        model_config,
+        expert_ids=placement.experts_of(rank),
+        dtype=dtype,
+        device=transport.device,
+        tp_rank=rank % layout.tp,
+        tp_size=layout.tp,
+    )
+    model = Model(model_config)
+    kv = KVCache(
+        num_layers=model_config.num_layers,
+        num_blocks=config.scheduler.num_blocks,
+        planes=attention_planes(model_config, layout.tp),
+        dtype=dtype,
+        device=transport.device,
+    )
+    contexts = {
+        name: PathContext(
+            path=name,
+            tp_rank=rank % layout.tp,
+            tp_size=layout.tp,
+            ep_rank=rank,
+            ep_size=layout.ep,
+            kv=kv,
+            expert_placement=placement,
+        )
+        for name in _works(config.mode)
+    }
+    paths = _paths(config, model, weights, contexts, transport)
+    sequencer = Sequencer(
+        rank=rank,
+        paths=paths,
+        communicators={
+            (path.name, role): transport.communicator(path.name, role, partition)
+            for path in paths
+            for role, partition in sorted(path.groups.items())
+        },
+        around=transport.around,
+        clock=transport.clock,
+        journal=Journal(),
+    )
+    with transport.around(paths[0].name):
+        exact = exactness(model, weights, placement=placement, ep_rank=rank).exact
+    max_context = min(
+        config.model.max_context or model_config.max_positions, model_config.max_positions
+    )
+    engine = Engine(
+        rank=rank,
+        config=PlanConfig(
+            paths=paths,
+            mode=config.mode,
+            slots=SLOTS,
+            chunk_steps=config.scheduler.chunk_steps,
+            start_tokens=config.scheduler.start_tokens,
+            start_steps=config.scheduler.start_steps,
+            park_ms=config.scheduler.park_ms,
+        ),
+        sequencer=sequencer,
+        control=transport.control(config.launch.exchange_timeout_s),
+        model=model,
+        weights=weights,
+        contexts=contexts,
+        part=_part(config, folder, model_config, max_context, paths, transport, inbox, emit),
+        clock=transport.clock,
+    )
+    ready = RankReady(
+        rank=rank,
+        exact=exact,
+        max_context=max_context,
+        pool_tokens=config.scheduler.num_blocks * BLOCK_SIZE,
+        vocab_size=model_config.vocab_size,
+        stop_token_ids=list(model_config.eos_token_ids),
+    )
+    return Rank(engine=engine, ready=ready)
+
+
+def _works(mode: str) -> dict[str, tuple[str, ...]]:
+    """The paths of a mode, in order of precedence, and the work each does."""
+    if mode == "chunked":
+        return {"mixed": ("decode", "prefill")}
+    return {"decode": ("decode",), "prefill": ("prefill",)}
+
+
+def _tp_groups(config: RolloutConfig) -> Groups:
+    tp = config.layout.tp
+    return tuple(tuple(range(first, first + tp)) for first in range(0, config.layout.world, tp))
+
+
+def _paths(
+    config: RolloutConfig,
+    model: Model,
+    weights: Weights,
+    contexts: Mapping[str, PathContext],
+    transport: Transport,
+) -> tuple[Path, ...]:
+    groups: dict[str, Groups] = {"ep": (tuple(range(config.layout.world)),)}
+    if config.layout.tp > 1:
+        groups["tp"] = _tp_groups(config)
+    sizes = {role: len(partition[0]) for role, partition in groups.items()}
+    paths = []
+    for name, work in _works(config.mode).items():
+        with transport.around(name):
+            forward = model.forward(weights, contexts[name], Description())
+            program = record_program(forward, sizes, stub_result)
+        whole = "decode" in work
+        paths.append(Path(name=name, groups=groups, program=program, whole=whole, work=work))
+    return tuple(paths)
+
+
+def _part(
+    config: RolloutConfig,
+    folder: FilePath,
+    model_config: ModelConfig,
+    max_context: int,
+    paths: Sequence[Path],
+    transport: Transport,
+    inbox: Inbox,
+    emit: Callable[[Event], None],
+) -> Part:
+    group_control = None
+    if config.layout.tp > 1:
+        timeout_s = config.launch.exchange_timeout_s
+        group_control = transport.group_control(_tp_groups(config), timeout_s)
+        if transport.rank % config.layout.tp:
+            return Follower(group_control)
+    scheduler = Scheduler(
+        blocks=BlockManager(num_blocks=config.scheduler.num_blocks, block_size=BLOCK_SIZE),
+        chunk_tokens=config.scheduler.chunk_tokens,
+        max_running=config.scheduler.max_running,
+        max_context=max_context,
+        expert_shape=(model_config.num_layers, model_config.top_k),
+        text_of=_text_of(folder),
+    )
+    return Leader(
+        paths={path.name: path for path in paths},
+        scheduler=scheduler,
+        inbox=inbox,
+        emit=emit,
+        followers=group_control,
+    )
+
+
+def _dtype(config: RolloutConfig, model_config: ModelConfig) -> torch.dtype:
+    name = model_config.dtype if config.model.dtype == "auto" else config.model.dtype
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def _text_of(folder: FilePath) -> Callable[[Sequence[int]], str]:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return lambda _: ""
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
