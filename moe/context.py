@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .dispatch_strategy import Strategy
 from .kv_cache import KVCache
 from .placement import Placement
 
@@ -22,3 +23,5 @@ class PathContext:
     """The path's expert-parallel group on this rank (role "ep")."""
     kv: KVCache
     expert_placement: Placement
+    dispatch: Strategy = "all_to_all"
+    """How rows reach their experts. Its choice changes the program, never a bit."""

@@ -28,12 +28,23 @@ class Dispatched:
     arrival_R: torch.Tensor | None
     """Place in order of arrival of each sorted row; None: they arrived sorted."""
     sent_order: torch.Tensor
-    """[T * K] top-k slot of each row sent."""
+    """[T * K] top-k slot of each output that comes back."""
     top_k: int
     sent: tuple[int, ...]
-    """Rows this rank sent to each member."""
+    """Outputs each member owes this rank."""
     received: tuple[int, ...]
-    """Rows that came from each member."""
+    """Outputs this rank owes each member."""
+
+    def in_order_of_arrival(self, y_RD: torch.Tensor) -> torch.Tensor:
+        """[R, D] the experts' outputs, member 0's rows first."""
+        if self.arrival_R is None:
+            return y_RD
+        return torch.empty_like(y_RD).index_copy_(0, self.arrival_R, y_RD)
+
+    def into_slots(self, returned: torch.Tensor) -> torch.Tensor:
+        """[T, K, D] from what came back for this rank's rows, member 0's outputs first."""
+        slots = torch.empty_like(returned).index_copy_(0, self.sent_order, returned)
+        return slots.view(len(slots) // self.top_k, self.top_k, slots.shape[1])
 
 
 class Dispatcher(Protocol):
@@ -46,6 +57,20 @@ class Dispatcher(Protocol):
     async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
         """[T, K, D] the experts' outputs for this rank's rows, in their top-k slots."""
         ...
+
+
+async def send_back(stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+    """[T, K, D] in the owners' slots: ``{stage}.combine`` moves exactly the outputs there are."""
+    returned = await perform(
+        Exchange(
+            role="ep",
+            stage=f"{stage}.combine",
+            payload=dispatched.in_order_of_arrival(y_RD),
+            send=dispatched.received,
+            recv=dispatched.sent,
+        )
+    )
+    return dispatched.into_slots(returned)
 
 
 class AllToAllDispatcher:
@@ -98,16 +123,7 @@ class AllToAllDispatcher:
         )
 
     async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
-        returned = await perform(
-            Exchange(
-                role="ep",
-                stage=f"{stage}.combine",
-                payload=self._in_order_of_arrival(y_RD, dispatched),
-                send=dispatched.received,
-                recv=dispatched.sent,
-            )
-        )
-        return self._into_slots(returned, dispatched)
+        return await send_back(stage, y_RD, dispatched)
 
     def _pack(
         self, x_TD: torch.Tensor, topk_TK: torch.Tensor
@@ -135,12 +151,3 @@ class AllToAllDispatcher:
             np.tile(np.arange(num_own), self._placement.ep_size), counts_by_source.ravel()
         )
         return torch.from_numpy(np.argsort(expert_R, kind="stable")).to(rows.device)
-
-    def _in_order_of_arrival(self, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
-        if dispatched.arrival_R is None:
-            return y_RD
-        return torch.empty_like(y_RD).index_copy_(0, dispatched.arrival_R, y_RD)
-
-    def _into_slots(self, returned: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
-        slots = torch.empty_like(returned).index_copy_(0, dispatched.sent_order, returned)
-        return slots.view(len(slots) // dispatched.top_k, dispatched.top_k, slots.shape[1])

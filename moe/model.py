@@ -24,7 +24,8 @@ from .batch import Batch
 from .config import ModelConfig
 from .context import PathContext
 from .description import Description
-from .dispatch import AllToAllDispatcher, Dispatched
+from .dispatch import Dispatched
+from .dispatch_strategy import dispatcher_of
 from .experts import apply_experts
 from .router import Routing, route
 from .weights import LayerWeights, Weights
@@ -48,9 +49,17 @@ class Model:
         self._id_dtype = torch.uint8 if config.num_experts <= 256 else torch.int16
 
     async def forward(
-        self, weights: Weights, context: PathContext, description: Description
+        self,
+        weights: Weights,
+        context: PathContext,
+        description: Description,
+        *,
+        max_rows: int = 0,
     ) -> ForwardOutput:
         """Write the rows' keys and values and return the sampled rows' logits.
+
+        `max_rows` is an agreed number: no rank's description has more rows. The strategies `fixed`
+        and `gather` need it.
 
         Suspends on the same (kind, role, stage) sequence for every description, the empty one
         included. Within one weights version a row's bits depend only on the tokens before it and
@@ -60,7 +69,12 @@ class Model:
         self._check(weights, context, description)
         batch = Batch.build(description, tp_size=context.tp_size, device=weights.device)
         shares = _Shares(batch, context)
-        dispatcher = AllToAllDispatcher(placement=context.expert_placement, ep_rank=context.ep_rank)
+        dispatcher = dispatcher_of(
+            context.dispatch,
+            placement=context.expert_placement,
+            ep_rank=context.ep_rank,
+            capacity=-(-max_rows // context.tp_size),
+        )
         context.kv.copy_blocks(description.block_copies)
         cos_T1E, sin_T1E = self.rotation(weights, batch)
         x_UD = self.embed(weights, batch)[shares.mine]

@@ -10,6 +10,7 @@ from interlace.comm.collectives import Collective, Forward, Gather
 from interlace.moe.config import ModelConfig
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
+from interlace.moe.dispatch_strategy import Strategy
 from interlace.moe.kv_cache import KVCache, attention_planes
 from interlace.moe.model import ForwardOutput, Model
 from interlace.moe.placement import Placement
@@ -78,6 +79,7 @@ class Ranks:
         tp_size: int = 1,
         placement: Placement | None = None,
         num_blocks: int = 16,
+        dispatch: Strategy = "all_to_all",
     ) -> None:
         self.config = config
         self.model = Model(config)
@@ -112,6 +114,7 @@ class Ranks:
                     dtype=dtype,
                 ),
                 expert_placement=placement,
+                dispatch=dispatch,
             )
             for rank in range(world)
         ]
@@ -120,8 +123,9 @@ class Ranks:
         """One forward pass; one description per data-parallel rank, the first one's output."""
         num_groups = len(self.groups["tp"])
         each = [*descriptions, *[Description()] * (num_groups - len(descriptions))]
+        max_rows = max(description.num_rows for description in each)
         forwards = [
-            self.model.forward(weights, context, each[rank // self.tp_size])
+            self.model.forward(weights, context, each[rank // self.tp_size], max_rows=max_rows)
             for rank, (weights, context) in enumerate(zip(self.weights, self.contexts, strict=True))
         ]
         with torch.inference_mode():

@@ -1,0 +1,71 @@
+"""Blocks of a size agreed beforehand, large enough for the worst case."""
+
+from __future__ import annotations
+
+import torch
+
+from interlace.comm.collectives import Exchange, perform
+
+from .dispatch import Dispatched
+from .dispatch_labels import Labels, check_capacity, places
+from .placement import Placement
+
+
+class FixedDispatcher:
+    """Equal blocks between all ranks, so that every size is known before a row is routed.
+
+    Issues ``{stage}.dispatch`` and ``{stage}.combine``, both Exchanges whose sizes depend on
+    `capacity` alone. A row goes once to each rank that owns one of its experts: a block holds
+    `capacity` rows, and as many outputs come back for each as one rank could owe, so no token is
+    ever dropped. `capacity` is agreed: no rank brings more rows, and all name the same number.
+    """
+
+    def __init__(self, *, placement: Placement, ep_rank: int, capacity: int) -> None:
+        self._labels = Labels(placement=placement, ep_rank=ep_rank)
+        self._placement, self._ep_rank, self._capacity = placement, ep_rank, capacity
+
+    async def dispatch(self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> Dispatched:
+        check_capacity(len(x_TD), self._capacity)
+        equal = (self._capacity,) * self._placement.ep_size
+        arrived = await perform(
+            Exchange(
+                role="ep",
+                stage=f"{stage}.dispatch",
+                payload=self._blocks(self._labels.attach(x_TD, topk_TK), topk_TK),
+                send=equal,
+                recv=equal,
+            )
+        )
+        return self._labels.select(arrived, topk_TK)
+
+    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+        owed = tuple(
+            self._capacity * min(dispatched.top_k, len(self._placement.experts_of(member)))
+            for member in range(self._placement.ep_size)
+        )
+        mine = (owed[self._ep_rank],) * len(owed)
+        payload = y_RD.new_zeros((sum(mine), y_RD.shape[1]))
+        payload.index_copy_(
+            0, places(dispatched.received, mine, y_RD), dispatched.in_order_of_arrival(y_RD)
+        )
+        returned = await perform(
+            Exchange(role="ep", stage=f"{stage}.combine", payload=payload, send=mine, recv=owed)
+        )
+        real = returned.index_select(0, places(dispatched.sent, owed, returned))
+        return dispatched.into_slots(real)
+
+    def _blocks(self, rows_TW: torch.Tensor, topk_TK: torch.Tensor) -> torch.Tensor:
+        """[members * capacity, W] each block led by the rows its member needs, in their order.
+
+        The host reads nothing: what a member does not need goes to a last row that is cut off.
+        """
+        size = self._placement.ep_size
+        owner_X = torch.tensor(self._placement.owners, device=topk_TK.device)
+        needed_TM = torch.zeros((len(rows_TW), size), dtype=torch.bool, device=topk_TK.device)
+        needed_TM.scatter_(1, owner_X[topk_TK], True)
+        first_M = torch.arange(size, device=topk_TK.device) * self._capacity
+        place_TM = needed_TM.cumsum(0) - 1 + first_M
+        place_TM = place_TM.where(needed_TM, size * self._capacity)
+        blocks = rows_TW.new_zeros((size * self._capacity + 1, rows_TW.shape[1]))
+        blocks[place_TM] = rows_TW[:, None]
+        return blocks[:-1]

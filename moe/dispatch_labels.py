@@ -1,0 +1,91 @@
+"""Rows that carry the ids of their experts, so that no counts have to travel before them.
+
+Shapes: T rows of this rank, D hidden, K experts a row goes to, W = D + K, N rows that arrived
+(equally many from each member), P (row, slot) pairs for own experts, R = P rows sorted by expert,
+X experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .dispatch import Dispatched
+from .placement import Placement
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integer type whose bits fit into one element of a row."""
+
+
+class Labels:
+    """Writes labels behind rows that leave and picks a rank's work out of rows that arrive.
+
+    A label is the expert's id plus one; zero is nobody, so rows of zeros are padding and are never
+    computed.
+    """
+
+    def __init__(self, *, placement: Placement, ep_rank: int) -> None:
+        self._ep_size = placement.ep_size
+        self._owner_X = np.array(placement.owners, dtype=np.int64)
+        own = np.array(placement.experts_of(ep_rank), dtype=np.int64)
+        self._num_own = len(own)
+        self._own_index = np.full(placement.num_experts + 1, -1, dtype=np.int64)
+        self._own_index[own + 1] = np.arange(len(own))
+
+    def attach(self, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> torch.Tensor:
+        """[T, W] in the rows' own type; the labels' bits are those of an integer of its size."""
+        labels_TK = (topk_TK + 1).to(_INTEGERS[x_TD.element_size()]).view(x_TD.dtype)
+        return torch.cat((x_TD, labels_TK), dim=1)
+
+    def select(self, arrived_NW: torch.Tensor, topk_TK: torch.Tensor) -> Dispatched:
+        """The pairs whose expert this rank owns; both ends list them by row, then by slot.
+
+        The host reads the labels here: it has to know how many rows each expert gets.
+        """
+        top_k = topk_TK.shape[1]
+        width = arrived_NW.shape[1] - top_k
+        labels_NK = arrived_NW[:, width:].contiguous().view(_INTEGERS[arrived_NW.element_size()])
+        index_NK = self._own_index[labels_NK.cpu().numpy()]
+        pair_P = np.flatnonzero(index_NK >= 0)
+        expert_P = index_NK.ravel()[pair_P]
+        arrival_R = np.argsort(expert_P, kind="stable")
+        row_R = _on(pair_P[arrival_R] // top_k, arrived_NW)
+        per_member = index_NK.reshape(self._ep_size, -1)
+        owner = self._owner_X[topk_TK.cpu().numpy()].ravel()
+        return Dispatched(
+            rows_RD=arrived_NW[:, :width].index_select(0, row_R),
+            expert_counts=_counts(expert_P, self._num_own),
+            arrival_R=_on(arrival_R, arrived_NW),
+            sent_order=_on(np.argsort(owner, kind="stable"), arrived_NW),
+            top_k=top_k,
+            sent=_counts(owner, self._ep_size),
+            received=tuple((per_member >= 0).sum(1).tolist()),
+        )
+
+
+def check_capacity(num_rows: int, capacity: int) -> None:
+    """ValueError where a rank brings more rows than were agreed: others expect no more."""
+    if num_rows > capacity:
+        raise ValueError(
+            f"{num_rows} rows are to be dispatched, but the ranks agreed on at most {capacity} "
+            "from each; was the forward pass given the agreed bound (max_rows)?"
+        )
+
+
+def places(counts: Sequence[int], blocks: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Where ``counts[i]`` rows lie that lead each block of ``blocks[i]``, on like's device."""
+    count = np.array(counts, dtype=np.int64)
+    block = np.array(blocks, dtype=np.int64)
+    gap = (np.cumsum(block) - block) - (np.cumsum(count) - count)
+    return _on(np.arange(count.sum()) + np.repeat(gap, count), like)
+
+
+def _counts(values: NDArray[np.int64], size: int) -> tuple[int, ...]:
+    return tuple(np.bincount(values, minlength=size).tolist())
+
+
+def _on(index: NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(index).to(like.device)
