@@ -1,4 +1,7 @@
-"""Owns the KV blocks of one data-parallel group: free, in a sequence's hands, or in the tree."""
+"""Owns the KV blocks of one data-parallel group: free, in a sequence's hands, or in the tree.
+
+A block of the tree that nobody reads is as good as free: it is evicted when one is needed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Lease:
 
 
 class BlockManager:
-    """Leases blocks for whole turns, so a running sequence never runs out.
+    """Leases blocks for a context and lets the lease grow with it.
 
     Every block is in exactly one place; `check_integrity` proves it.
     """
@@ -48,17 +51,17 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def can_lease(self, tokens: Sequence[int], num_tokens: int) -> bool:
+    def can_lease(self, tokens: Sequence[int], num_tokens: int, *, spare: int = 0) -> bool:
         """Whether `lease` would succeed now."""
-        return self._affordable(tokens, num_tokens) is not None
+        return self._affordable(tokens, num_tokens, spare) is not None
 
-    def lease(self, tokens: Sequence[int], num_tokens: int) -> Lease | None:
+    def lease(self, tokens: Sequence[int], num_tokens: int, *, spare: int = 0) -> Lease | None:
         """Blocks for `num_tokens`, the first of them `tokens`, reusing what is cached.
 
-        The last of `tokens` is always left to compute. None if there are not enough blocks; then
-        nothing has changed. A context that fits an empty pool always fits an idle one.
+        The last of `tokens` is always left to compute. None if that would not leave `spare` blocks
+        available; then nothing has changed. A context that fits an empty pool fits an idle one.
         """
-        match = self._affordable(tokens, num_tokens)
+        match = self._affordable(tokens, num_tokens, spare)
         if match is None:
             return None
         tree, shared, partial = self.tree, list(match.nodes), match.partial
@@ -89,7 +92,15 @@ class BlockManager:
         self._leases.append(lease)
         return lease
 
-    def _affordable(self, tokens: Sequence[int], num_tokens: int) -> Match | None:
+    def grow(self, lease: Lease, num_tokens: int) -> bool:
+        """Extend the lease to `num_tokens`; False, and nothing has changed, if blocks are short."""
+        missing = self.blocks_for(num_tokens) - len(lease.block_table)
+        if missing > self.num_available:
+            return False
+        lease.block_table.extend(self._take_free() for _ in range(missing))
+        return True
+
+    def _affordable(self, tokens: Sequence[int], num_tokens: int, spare: int) -> Match | None:
         """The longest match that can be leased; without its partial block if that is too much."""
         match = self.tree.match(tokens, len(tokens) - 1)
         for candidate in (match, replace(match, partial=None, num_partial=0)):
@@ -98,7 +109,7 @@ class BlockManager:
             source = candidate.partial
             if source is not None and source.users == 0 and not self._is_taken(candidate):
                 needed += 1
-            if needed <= self.num_available:
+            if needed + spare <= self.num_available:
                 return candidate
         return None
 

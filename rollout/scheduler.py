@@ -3,6 +3,11 @@
 Life of a sequence: waiting -> in flight (one chunk of prefill; back to waiting while context is
 left) -> running (one decode row a step) -> finished. What a forward pass produced is provisional
 until the next exchange has agreed on the step; only `commit` makes it real.
+
+A lease grows with its sequence. When blocks run out, the running sequence that came last is
+preempted: it gives its blocks back, waits, and is prefilled again with what it has sampled so far.
+Same tokens, same bits. That is the leader's own decision: proposals are upper bounds, so a row that
+is not there changes no collective.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ class _Rows:
 
     @property
     def samples(self) -> bool:
-        return self.stop >= self.sequence.num_context
+        return self.stop == len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,8 @@ class Scheduler:
         self._flights: dict[str, list[_Rows]] = {}
         self._provisional: list[_Provisional] = []
         self._results: list[TurnResult] = []
-        self._waited, self._stopping = 0, False
+        self._waited, self._stopping, self._arrived = 0, False, 0
+        self.num_preemptions = 0
 
     # ---- intake
 
@@ -90,6 +96,8 @@ class Scheduler:
                 f"trajectory {request.trajectory}: {len(sequence.experts)} tokens need {needed} "
                 f"blocks, the pool has {self.blocks.num_blocks}"
             )
+        sequence.arrival = self._arrived
+        self._arrived += 1
         self._waiting.append(sequence)
 
     def abort(self, trajectory: int) -> None:
@@ -133,7 +141,11 @@ class Scheduler:
         return results
 
     def describe_decode(self) -> Description:
-        """One row for every running sequence, ordered by trajectory."""
+        """One row for every running sequence, ordered by trajectory, after preempting some if
+        blocks have run out."""
+        for sequence in sorted(self._running, key=_arrival):
+            if sequence in self._running:
+                self._ensure_room(sequence)
         self._running.sort(key=lambda s: s.request.trajectory)
         rows = [
             _Rows(sequence=s, start=len(s.token_ids) - 1, stop=len(s.token_ids))
@@ -145,6 +157,7 @@ class Scheduler:
     def describe_prefill(self) -> Description:
         """The next chunk: sequences in order of arrival until `chunk_tokens` are reached.
 
+        Once one finds no blocks, those behind it get none either, but whoever has a lease goes on.
         A sequence whose next whole block is being computed by an earlier one of the same chunk
         waits for it instead of computing it twice.
         """
@@ -152,14 +165,16 @@ class Scheduler:
         copies: list[tuple[int, int]] = []
         coming: set[tuple[int, tuple[int, ...]]] = set()
         places = self._max_running - len(self._running)
-        for sequence in list(self._waiting):
+        short = False
+        for sequence in sorted(self._waiting, key=_arrival):
             if room == 0 or places == 0:
                 break
             key = self._next_block(sequence)
-            if sequence.lease is None and key in coming:
+            if sequence.lease is None and (short or key in coming):
                 continue
             if not self._ensure_lease(sequence):
-                break
+                short = True
+                continue
             assert sequence.lease is not None
             copies += self.blocks.copies_of(sequence.lease)
             num = min(room, sequence.num_uncomputed)
@@ -199,12 +214,12 @@ class Scheduler:
                 item = _Provisional(sequence=sequence, drawn=next(samples), version=version)
                 self._provisional.append(item)
             else:
-                self._waiting.insert(0, sequence)
+                self._waiting.append(sequence)
 
     def drop_prefill(self) -> None:
         """The in-flight chunk was abandoned: nothing of it was computed."""
         for rows in self._flights.pop("prefill", ()):
-            self._waiting.insert(0, rows.sequence)
+            self._waiting.append(rows.sequence)
 
     # ---- inside
 
@@ -222,30 +237,65 @@ class Scheduler:
         joining = sum(p.sequence not in self._running for p in self._provisional)
         in_flight = len(self._flights.get("prefill", ()))
         places = self._max_running - len(self._running) - joining - in_flight
-        tokens = 0
-        for sequence in self._waiting[: max(places, 0)]:
-            total = len(sequence.experts)
-            context = sequence.request.token_ids
-            if sequence.lease is None and not self.blocks.can_lease(context, total):
+        tokens, short = 0, False
+        for sequence in sorted(self._waiting, key=_arrival):
+            if places <= 0:
                 break
+            if sequence.lease is None:
+                known, total = sequence.token_ids, len(sequence.token_ids) + 1
+                # twice: by then the running ones may have taken what is spared for them now
+                spare = 2 * (self._spare + joining)
+                short = short or not self.blocks.can_lease(known, total, spare=spare)
+                if short:
+                    continue
             tokens += sequence.num_uncomputed
+            places -= 1
         return tokens
+
+    @property
+    def _spare(self) -> int:
+        """Blocks to leave for running sequences: each may need one before a chunk has returned."""
+        return len(self._running)
 
     def _ensure_lease(self, sequence: Turn) -> bool:
         if sequence.lease is not None:
             return True
-        lease = self.blocks.lease(sequence.request.token_ids, len(sequence.experts))
+        known = sequence.token_ids
+        lease = self.blocks.lease(known, len(known) + 1, spare=self._spare)
         if lease is None:
             return False
         sequence.lease = lease
-        sequence.num_computed = sequence.num_cached = lease.num_cached
+        sequence.num_computed = lease.num_cached
+        if sequence.num_prefilled == 0:
+            sequence.num_cached = lease.num_cached
         if lease.cached_experts:
             sequence.experts[: lease.num_cached] = np.concatenate(lease.cached_experts)
         return True
 
+    def _ensure_room(self, sequence: Turn) -> None:
+        """Blocks for the row `sequence` decodes next, taken from who came last, if need be."""
+        assert sequence.lease is not None
+        while not self.blocks.grow(sequence.lease, len(sequence.token_ids)):
+            last = max(self._running, key=_arrival)
+            self._preempt(last)
+            if last is sequence:
+                return
+
+    def _preempt(self, sequence: Turn) -> None:
+        self._running.remove(sequence)
+        self._give_back(sequence)
+        self._waiting.append(sequence)
+        self.num_preemptions += 1
+
+    def _give_back(self, sequence: Turn) -> None:
+        if sequence.lease is not None:
+            num = sequence.num_computed
+            self.blocks.give_back(sequence.lease, sequence.token_ids[:num], sequence.experts[:num])
+            sequence.lease = None
+
     def _next_block(self, sequence: Turn) -> tuple[int, tuple[int, ...]] | None:
         """Index and prefix of the first whole block that is not cached, or None."""
-        context, size = sequence.request.token_ids, self.blocks.block_size
+        context, size = sequence.token_ids, self.blocks.block_size
         index = len(self.blocks.tree.match(context, len(context) - 1).nodes)
         end = (index + 1) * size
         return (index, tuple(context[:end])) if end < len(context) else None
@@ -285,11 +335,12 @@ class Scheduler:
             self._running.remove(sequence)
         if sequence in self._waiting:
             self._waiting.remove(sequence)
-        if sequence.lease is not None:
-            num = sequence.num_computed
-            self.blocks.give_back(sequence.lease, sequence.token_ids[:num], sequence.experts[:num])
-            sequence.lease = None
+        self._give_back(sequence)
         self._results.append(sequence.result(finish))
+
+
+def _arrival(sequence: Turn) -> int:
+    return sequence.arrival
 
 
 def _describe(rows: Sequence[_Rows], copies: Iterable[tuple[int, int]]) -> Description:

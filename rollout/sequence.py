@@ -25,7 +25,11 @@ class Sequence:
     lease: Lease | None = None
     num_computed: int = 0
     num_cached: int = 0
+    """Of the context, found in the cache when the turn was first admitted."""
     num_prefilled: int = 0
+    """Rows prefilled; after a preemption tokens are counted again."""
+    arrival: int = 0
+    """Place in the order of arrival: who came later gives way first."""
     aborted: bool = False
     logprobs_raw: list[float] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -61,8 +65,8 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Context tokens still to prefill."""
-        return self.num_context - self.num_computed
+        """Tokens still to forward: the context's, or after a preemption all of them again."""
+        return len(self.token_ids) - self.num_computed
 
     def result(self, finish: str) -> TurnResult:
         """The finished turn, with the experts the ledger does not have yet."""

@@ -199,22 +199,50 @@ def test_the_last_room_of_the_context_is_used() -> None:
     assert len(result.token_ids) == 1
 
 
+def test_the_last_to_come_gives_way_and_ends_up_with_the_same_tokens() -> None:
+    def played(blocks: int) -> tuple[list[TurnResult], int]:
+        s = scheduler(blocks=blocks, chunk=64, running=3)
+        for trajectory in range(3):
+            s.submit(request(trajectory, [50 + trajectory, 1, 2, 3], max_tokens=16))
+        results = run(s)
+        return sorted(results, key=lambda result: result.trajectory), s.num_preemptions
+
+    roomy, none = played(20)
+    scarce, some = played(7)
+    assert none == 0
+    assert some > 0
+    for one, other in zip(roomy, scarce, strict=True):
+        assert (one.token_ids, one.experts) == (other.token_ids, other.experts)
+    assert scarce[0].prefill_tokens == 4, "who came first was never preempted"
+
+
+def test_blocks_are_spared_for_those_that_run() -> None:
+    s = scheduler(blocks=6, chunk=64, running=4)
+    s.submit(request(0, range(1, 8), max_tokens=10))
+    take(s, "prefill", s.describe_prefill())
+    s.propose(rank=0, hashes=())
+    s.commit()
+    s.submit(request(1, range(30, 45)))
+    assert s.propose(rank=0, hashes=()).waiting_tokens == 0, "4 blocks, and one may be needed"
+
+
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
     chunk=st.integers(1, 20),
-    blocks=st.integers(9, 30),
+    blocks=st.integers(10, 30),
     running=st.integers(1, 5),
+    max_tokens=st.integers(1, 10),
     shared=st.booleans(),
 )
 def test_every_turn_ends_once_however_scarce_blocks_are(
-    lengths: list[int], chunk: int, blocks: int, running: int, shared: bool
+    lengths: list[int], chunk: int, blocks: int, running: int, max_tokens: int, shared: bool
 ) -> None:
     s = scheduler(blocks=blocks, chunk=chunk, running=running)
     contexts = []
     for trajectory, length in enumerate(lengths):
         first = 0 if shared else 40 + trajectory
         contexts.append([first, *range(1, length)])
-        s.submit(request(trajectory, contexts[-1]))
+        s.submit(request(trajectory, contexts[-1], max_tokens=max_tokens))
     results = run(s, steps=2000)
     assert sorted(result.trajectory for result in results) == list(range(len(lengths)))
     for result in results:
