@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test lint bench test-gpu clean
+.PHONY: rollout test lint docs firstday bench test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -26,6 +26,9 @@ lint: $(READY)  ## style, types, import rules
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)  ## write the pages that are made from code
+	$(BIN)/python -m interlace.rollout.config_docs > docs/config.md
 
 bench: $(READY)  ## serial against multiplexed on the demo, five times each, in turn
 	$(BIN)/python experiments/bench_modes.py --out out/bench

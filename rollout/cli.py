@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import traceback as tracebacks
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -13,27 +11,24 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from interlace.envs.registry import ENVIRONMENTS
-from interlace.moe.errors import ModelError
 from interlace.rollout import cache
+from interlace.rollout.callbacks import Callback
+from interlace.rollout.commands.errors import NoEpisodeError, Traceback, one_line_errors
+from interlace.rollout.commands.init import init
+from interlace.rollout.commands.job import cores_note, is_driver, read_job, tasks_of
 from interlace.rollout.config import ConfigError, RolloutConfig
-from interlace.rollout.config_file import load_config, preset_names
+from interlace.rollout.config_file import preset_names
 from interlace.rollout.display import RolloutProgress, config_table
+from interlace.rollout.metrics_file import MetricsFile
 from interlace.rollout.output_folder import OutputFolder
 from interlace.rollout.rollout import Rollout
 from interlace.rollout.store import TrajectoryWriter
 from interlace.rollout.summary import summarise, summary_table, write_summary
-from interlace.rollout.tasks import PROMPT_ENV, Task
+from interlace.rollout.tasks import Task
+from interlace.rollout.tensorboard import TensorBoard
 from interlace.rollout.timeline import draw_timeline
 from interlace.rollout.trace import write_trace
 from interlace.rollout.trajectory import EndReason, Trajectory
-
-BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-
-
-class NoEpisodeError(Exception):
-    """Every episode ended in an error of its environment; the results are written."""
-
 
 app = typer.Typer(
     name="interlace",
@@ -43,9 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Traceback = Annotated[
-    bool, typer.Option("--traceback", help="Show the Python traceback of an error.")
-]
+app.command()(init)
 
 
 @app.command()
@@ -67,7 +60,7 @@ def model(
     traceback: Traceback = False,
 ) -> None:
     """Build a model from what is installed; nothing is downloaded."""
-    with _one_line_errors(traceback):
+    with one_line_errors(traceback):
         given = {"slices": slices, "copies": copies, "noise": noise, "seed": seed}
         options = {key: value for key, value in given.items() if value is not None}
         folder = _model_destination(name, out, options)
@@ -119,48 +112,45 @@ def rollout(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change one value, as in a.b=c."),
     ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write curves to OUT/tensorboard.")
+    ] = False,
     traceback: Traceback = False,
 ) -> None:
     """Run every task of a job and write what came of it.
 
     Under torchrun the same command runs on every rank, and rank 0 writes.
     """
-    with _one_line_errors(traceback):
-        if job is None and preset is None:
-            raise ConfigError("nothing to run: give a job file, or --preset demo")
-        config = load_config(job=job, preset=preset, overrides=overrides or ())
-        tasks = _tasks(config)
-        console = Console(highlight=False, soft_wrap=True, quiet=not _is_driver(config))
+    with one_line_errors(traceback):
+        config = read_job(job, preset, overrides)
+        tasks = tasks_of(config)
+        console = Console(highlight=False, soft_wrap=True, quiet=not is_driver(config))
         folder = OutputFolder(out)
-        if _is_driver(config):
+        callbacks: list[Callback] = [MetricsFile(folder.metrics)]
+        if tensorboard:
+            callbacks.append(TensorBoard(folder.tensorboard))
+        if is_driver(config):
             folder.prepare()
             folder.config.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
         console.print(config_table(config))
-        _run(config, tasks, folder, console)
+        if note := cores_note(config):
+            console.print(f"note: {note}", style="yellow", markup=False)
+        _run(config, tasks, folder, console, callbacks)
 
 
-def _tasks(config: RolloutConfig) -> list[Task]:
-    try:
-        tasks = config.expand_tasks()
-    except ValueError as error:
-        raise ConfigError(f"tasks: {error}") from error
-    for env in dict.fromkeys(task.env for task in tasks):
-        if ":" not in env and env != PROMPT_ENV and env not in ENVIRONMENTS:
-            known = ", ".join(sorted(ENVIRONMENTS))
-            raise ConfigError(
-                f"tasks: there is no environment {env!r}: choose one of {known}, or give the "
-                "import path of a class, as in my_package.my_module:MyEnvironment"
-            )
-    return tasks
-
-
-def _run(config: RolloutConfig, tasks: list[Task], folder: OutputFolder, console: Console) -> None:
+def _run(
+    config: RolloutConfig,
+    tasks: list[Task],
+    folder: OutputFolder,
+    console: Console,
+    callbacks: Sequence[Callback],
+) -> None:
     """Collect and write trajectories as they finish, then everything about the whole run."""
     console.print(f"starting {config.layout.world} ranks ({config.launch.kind})")
     trajectories: list[Trajectory] = []
     with ExitStack() as stack:
         try:
-            rollout = stack.enter_context(Rollout(config))
+            rollout = stack.enter_context(Rollout(config, callbacks=callbacks))
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if not rollout.is_driver:
@@ -168,7 +158,7 @@ def _run(config: RolloutConfig, tasks: list[Task], folder: OutputFolder, console
                 pass
             return
         writer = TrajectoryWriter(folder.trajectories)
-        with writer, RolloutProgress(tasks, console) as progress:
+        with writer, RolloutProgress(tasks, console, rollout.running) as progress:
             for trajectory in rollout.run(tasks):
                 writer.append(trajectory)
                 trajectories.append(trajectory)
@@ -203,35 +193,6 @@ def _tell_environment_errors(trajectories: Sequence[Trajectory], console: Consol
     if len(wrong) == len(trajectories):
         raise NoEpisodeError(line)
     console.print(line, style="yellow", markup=False)
-
-
-def _is_driver(config: RolloutConfig) -> bool:
-    return config.launch.kind != "torchrun" or os.environ.get("RANK", "0") == "0"
-
-
-@contextmanager
-def _one_line_errors(traceback: bool) -> Iterator[None]:
-    """An error becomes one line and an exit code."""
-    try:
-        yield
-    except (KeyboardInterrupt, Exception) as error:
-        if traceback:
-            tracebacks.print_exception(error)
-        code, line = _told(error)
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print(f"error: {' '.join(line.split())}", style="red", markup=False)
-        raise typer.Exit(code) from None
-
-
-def _told(error: BaseException) -> tuple[int, str]:
-    match error:
-        case KeyboardInterrupt():
-            return INTERRUPTED, "interrupted"
-        case ConfigError() | ModelError():
-            return BAD_INPUT, str(error)
-        case NoEpisodeError():
-            return FAILED, str(error)
-    return FAILED, f"{type(error).__name__}: {error}"
 
 
 def main() -> None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from pydantic import BaseModel
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import Task as Row
 from rich.table import Table
 from rich.text import Text
 
@@ -58,26 +66,29 @@ def _join(values: dict[str, Any], given: set[str]) -> Text:
 
 
 class RolloutProgress:
-    """Counts finished trajectories and sampled tokens, in all and per environment.
+    """Counts finished trajectories and sampled tokens, and what runs in each environment.
 
     A context manager; on a terminal it draws, elsewhere it prints its last state once.
     """
 
-    def __init__(self, tasks: Sequence[Task], console: Console) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], console: Console, running: Mapping[str, int] | None = None
+    ) -> None:
+        """`running` is looked at whenever the display is drawn."""
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            _NoteColumn({} if running is None else running),
             TimeElapsedColumn(),
             console=console,
         )
         totals = Counter(task.env for task in tasks)
         self._rows = {
-            env: self._progress.add_task(f"  {env}", total=total, note="")
+            env: self._progress.add_task(f"  {env}", total=total, note="", env=env)
             for env, total in totals.items()
         }
-        self._all = self._progress.add_task("trajectories", total=len(tasks), note="")
+        self._all = self._progress.add_task("trajectories", total=len(tasks), note="", env="")
         self._started = time.monotonic()
         self._tokens = 0
 
@@ -100,3 +111,17 @@ class RolloutProgress:
         note = f"{self._tokens} tokens sampled, {self._tokens / seconds:.1f}/s"
         self._progress.update(self._all, advance=1, note=note)
         self._progress.update(self._rows[trajectory.env], advance=1)
+
+
+class _NoteColumn(ProgressColumn):
+    """What runs in a row's environment now; on the row of all, its note."""
+
+    max_refresh = 0.2
+
+    def __init__(self, running: Mapping[str, int]) -> None:
+        super().__init__()
+        self._running = running
+
+    def render(self, task: Row) -> Text:
+        num = self._running.get(task.fields["env"], 0)
+        return Text(f"{num} running" if num else task.fields["note"])

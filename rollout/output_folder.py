@@ -1,9 +1,10 @@
-"""The folder a rollout writes its results to."""
+"""The folders that commands write their results to."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,15 @@ class OutputFolder:
         return self.path / "trajectories.parquet"
 
     @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """A folder, there only if asked for."""
+        return self.path / "tensorboard"
+
+    @property
     def trace(self) -> Path:
         return self.path / "trace.json"
 
@@ -41,38 +51,55 @@ class OutputFolder:
     @property
     def files(self) -> tuple[Path, ...]:
         """All of them, in the order they are written."""
-        return (self.config, self.trajectories, self.trace, self.timeline, self.summary)
+        return (
+            self.config,
+            self.metrics,
+            self.trajectories,
+            self.trace,
+            self.timeline,
+            self.summary,
+        )
 
     def prepare(self) -> None:
-        """Make the folder, writable and free of an earlier rollout's files.
+        """See `prepare_folder`."""
+        prepare_folder(self.path, self.files, (self.tensorboard,))
 
-        ConfigError, with nothing removed, if it holds anything else, cannot be written, or the
-        disk is nearly full.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            entries = sorted(self.path.iterdir())
-            with tempfile.TemporaryFile(dir=self.path):
-                pass
-            free = shutil.disk_usage(self.path).free
-        except OSError as error:
-            raise ConfigError(
-                f"--out {self.path}: cannot write there: {error.strerror}: choose another folder"
-            ) from error
-        own = {name for file in self.files for name in (file.name, file.name + ".partial")}
-        strangers = [entry.name for entry in entries if entry.name not in own]
-        if strangers:
-            raise ConfigError(
-                f"--out {self.path}: holds {', '.join(strangers[:3])}, not the files of a rollout: "
-                "choose an empty or new folder"
-            )
-        if free < NEEDED_BYTES:
-            raise ConfigError(
-                f"--out {self.path}: {free >> 20} MiB free, {NEEDED_BYTES >> 20} MiB needed: "
-                "free some space or choose another disk"
-            )
-        for entry in entries:
-            if not entry.is_file():
-                raise ConfigError(f"--out {self.path}: {entry.name} is not a file: remove it")
-        for entry in entries:
+
+def prepare_folder(path: Path, files: Sequence[Path], folders: Sequence[Path] = ()) -> None:
+    """Make `path`, writable and free of what an earlier command left: `files` and `folders`.
+
+    ConfigError, with nothing removed, if it holds anything else, cannot be written, or the disk is
+    nearly full.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        entries = sorted(path.iterdir())
+        with tempfile.TemporaryFile(dir=path):
+            pass
+        free = shutil.disk_usage(path).free
+    except OSError as error:
+        raise ConfigError(
+            f"--out {path}: cannot write there: {error.strerror}: choose another folder"
+        ) from error
+    own = {name for file in files for name in (file.name, file.name + ".partial")}
+    own_folders = {folder.name for folder in folders}
+    strangers = [entry.name for entry in entries if entry.name not in own | own_folders]
+    if strangers:
+        raise ConfigError(
+            f"--out {path}: holds {', '.join(strangers[:3])}, not the files of a rollout: "
+            "choose an empty or new folder"
+        )
+    if free < NEEDED_BYTES:
+        raise ConfigError(
+            f"--out {path}: {free >> 20} MiB free, {NEEDED_BYTES >> 20} MiB needed: "
+            "free some space or choose another disk"
+        )
+    for entry in entries:
+        if entry.is_dir() != (entry.name in own_folders):
+            kind = "a file" if entry.name in own else "a folder"
+            raise ConfigError(f"--out {path}: {entry.name} is not {kind}: remove it")
+    for entry in entries:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
             entry.unlink()

@@ -7,8 +7,9 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,13 +19,15 @@ from interlace.moe.sampling_params import SamplingParams
 
 from .balancer import Balancer
 from .cache import model_folder
+from .callbacks import Callback
 from .chat import Chat
 from .collector import Collector, Limits
 from .config import RolloutConfig
 from .environments import EnvironmentPool
 from .launch.choose import launcher_for
 from .launch.launcher import Launcher
-from .messages import Event, RankReady, RankReport
+from .messages import Event, RankReady, RankReport, TurnResult
+from .meter import Meter
 from .rewards import Rewarder, RewardFn, import_reward_fn
 from .run import Run
 from .tasks import Prompt, Task
@@ -41,8 +44,17 @@ class Rollout:
     `run` yields nothing, and leaving the ``with`` serves until rank 0 leaves it.
     """
 
-    def __init__(self, config: RolloutConfig, *, reward_fn: RewardFn | None = None) -> None:
-        """`reward_fn` is used as ``rewards.reward_fn`` would be, and comes before it."""
+    def __init__(
+        self,
+        config: RolloutConfig,
+        *,
+        reward_fn: RewardFn | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """`reward_fn` is used as ``rewards.reward_fn`` would be, and comes before it.
+
+        `callbacks` are told what happens; under torchrun, those of rank 0.
+        """
         self.config = config
         self.records: Records = {}
         """Rank -> (steps, tickets); filled when the ``with`` ends in order."""
@@ -60,6 +72,12 @@ class Rollout:
         self._next_id = 0
         self._work: set[asyncio.Task[Any]] = set()
         self._began_at: float | None = None
+        self._meter = Meter(callbacks)
+
+    @property
+    def running(self) -> Mapping[str, int]:
+        """Environment -> episodes begun and not finished; changes while you look."""
+        return self._meter.running
 
     @property
     def is_driver(self) -> bool:
@@ -188,6 +206,7 @@ class Rollout:
         self._places = asyncio.Semaphore(max(places, rows))
         self._untaken, self._room = 0, asyncio.Event()
         self._room.set()
+        self._meter.start(config)
 
     async def _feed(self, numbered: Sequence[tuple[int, Task]], run: Run) -> None:
         """Start the tasks one after the other while there are places and the caller keeps up."""
@@ -197,22 +216,27 @@ class Rollout:
             rewarder = Rewarder(self._reward_fn, self.config.rewards.per, dict(sizes))
         self._began_at = self._began_at or time.monotonic()
         try:
-            async with asyncio.TaskGroup() as group:
-                for number, task in numbered:
-                    await self._room.wait()
-                    await self._places.acquire()
-                    group.create_task(self._deliver(number, task, rewarder, run))
+            async with asyncio.TaskGroup() as around:
+                ticking = around.create_task(self._meter.tick())
+                async with asyncio.TaskGroup() as group:
+                    for number, task in numbered:
+                        await self._room.wait()
+                        await self._places.acquire()
+                        group.create_task(self._deliver(number, task, rewarder, run))
+                ticking.cancel()
         except* Exception as errors:
             run.put(_first(errors))
 
     async def _deliver(self, number: int, task: Task, rewarder: Rewarder | None, run: Run) -> None:
         try:
-            trajectory = await self._collector.play(number, task)
+            with self._meter.playing(task.env):
+                trajectory = await self._collector.play(number, task)
         finally:
             self._places.release()
         finished = [trajectory] if rewarder is None else await rewarder.reward(trajectory)
         self.wall_s = time.monotonic() - (self._began_at or 0.0)
         for item in finished:
+            self._meter.finished(item)
             self._untaken += 1
             run.put(item)
         if self._untaken >= self.config.results_queue:
@@ -251,6 +275,8 @@ class Rollout:
                 self.records[event.rank] = (event.steps, event.tickets)
                 self.cpu_s += event.cpu_s
             case _:
+                if isinstance(event, TurnResult):
+                    self._soon(self._meter.sampled, len(event.token_ids))
                 self._soon(self._turns.deliver, event)
 
     def _soon(self, function: Any, *args: Any) -> None:
@@ -276,20 +302,18 @@ class Rollout:
         launcher = self._launcher
         assert launcher is not None
         started = self._loop.is_running()
-        try:
+        with ExitStack() as last_first:
+            last_first.callback(self._loop.close)
+            if started:
+                last_first.callback(self._thread.join)
+                last_first.callback(self._loop.call_soon_threadsafe, self._loop.stop)
+                last_first.callback(self._call, self._tell_end(completed=not kill))
+            last_first.callback(launcher.kill if kill else launcher.stop)
             if started:
                 self._call(self._abandon())
-        finally:
-            try:
-                if kill:
-                    launcher.kill()
-                else:
-                    launcher.stop()
-            finally:
-                if started:
-                    self._loop.call_soon_threadsafe(self._loop.stop)
-                    self._thread.join()
-                self._loop.close()
+
+    async def _tell_end(self, *, completed: bool) -> None:
+        self._meter.end(completed=completed, wall_s=self.wall_s, cpu_s=self.cpu_s, exact=self.exact)
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:

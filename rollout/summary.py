@@ -129,7 +129,7 @@ def _environment(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     return {
         "trajectories": len(trajectories),
         "return_mean": _mean(t.return_ for t in trajectories),
-        "success_share": _mean(_success(t) for t in trajectories),
+        "success_share": _mean(succeeded(t) for t in trajectories),
         "valid_action_share": _mean(_judged(trajectories)),
         "turns_mean": _mean(t.num_turns for t in trajectories),
         "sampled_tokens_mean": _mean(t.sampled_tokens for t in trajectories),
@@ -142,7 +142,7 @@ def _judged(trajectories: Sequence[Trajectory]) -> list[bool]:
     return [valid for valid in verdicts if valid is not None]
 
 
-def _success(trajectory: Trajectory) -> bool:
+def succeeded(trajectory: Trajectory) -> bool:
     """What the environment says; a positive return where it says nothing."""
     said = trajectory.info.get("success")
     return trajectory.return_ > 0 if said is None else bool(said)

@@ -15,7 +15,14 @@ from interlace.rollout.cli import app
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.store import read_trajectories
 
-FILES = ["config.json", "summary.json", "timeline.png", "trace.json", "trajectories.parquet"]
+FILES = [
+    "config.json",
+    "metrics.jsonl",
+    "summary.json",
+    "timeline.png",
+    "trace.json",
+    "trajectories.parquet",
+]
 FEW = ["--set", "tasks.0.count=2", "--set", "tasks.0.group_size=1"]
 
 
