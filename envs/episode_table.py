@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 
 from interlace.envs.registry import make
+from interlace.envs.snapshot import copied
 
 MAX_TEXT_BYTES = 1024 * 1024
 """The largest observation, and the largest info, in bytes of UTF-8."""
@@ -34,6 +35,8 @@ class EpisodeTable:
     - `open` with `env` and `params` (see `registry.make`)
     - `reset` with `seed` -> `text`, `info`
     - `step` with `action` -> `text`, `reward`, `terminated`, `truncated`, `info`
+    - `copy` with `source`, an open episode -> `copied`: whether `episode` now is a second one in
+      the state of the first (see `snapshot.copied`); if not, `episode` is not open
     - `close`; closing what is not open is fine
 
     Replies have `ok`. One that is not ok has `kind`, "raised" (an environment raised, SystemExit
@@ -86,6 +89,8 @@ class EpisodeTable:
         if op == "close":
             self._close_quietly(episode)
             return {}
+        if op == "copy":
+            return {"copied": self._copy(request["source"], episode)}
         if episode not in self._episodes:
             raise InvalidResult(f"episode {episode} is not open here")
         if op == "reset":
@@ -93,6 +98,15 @@ class EpisodeTable:
         if op == "step":
             return _step_reply(self._episodes[episode].step(request["action"]))
         raise InvalidResult(f"there is no operation {op!r}")
+
+    def _copy(self, source: Any, episode: int) -> bool:
+        if not isinstance(source, int) or source not in self._episodes or source == episode:
+            raise InvalidResult(f"episode {source!r} is not another one that is open here")
+        self._close_quietly(episode)
+        environment = copied(self._episodes[source])
+        if environment is not None:
+            self._episodes[episode] = environment
+        return environment is not None
 
     def _close_quietly(self, episode: int) -> None:
         environment = self._episodes.pop(episode, None)

@@ -27,6 +27,7 @@ class FrozenLakeText(gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 -- gymnasium declares it so
+    copyable = True
     observation_space: spaces.Space[str]
     action_space: spaces.Space[str]
 

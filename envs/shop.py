@@ -90,10 +90,20 @@ class Shop:
     schema = _SCHEMA
 
     def __init__(self, rng: np.random.Generator, num_orders: int) -> None:
-        self._num_calls = 0
         self._database = sqlite3.connect(":memory:", isolation_level=None)
         self._database.executescript(_SCHEMA)
         self._fill(rng, num_orders)
+        self._confine()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Shop:
+        other = object.__new__(type(self))
+        other._database = sqlite3.connect(":memory:", isolation_level=None)
+        self._database.backup(other._database)
+        other._confine()
+        return other
+
+    def _confine(self) -> None:
+        self._num_calls = 0
         self._database.text_factory = lambda raw: raw.decode("utf-8", "replace")
         for limit, value in _LIMITS:
             self._database.setlimit(limit, value)

@@ -113,6 +113,31 @@ class Room:
 
         return await self._alone(work)
 
+    async def branch(self, source: Record, record: Record, *, here: bool) -> None:
+        """Give `record` the past of `source`, as soon as no step of that is in flight; if `here`,
+        and the environment can be copied, also its episode."""
+
+        async def work() -> None:
+            if source.failure is not None:
+                raise EnvironmentFailure(source.failure.kind, source.failure.message)
+            record.actions += source.actions
+            record.digests += source.digests
+            if here and self._host is not None and source.life == self._life:
+                await self._copy(self._host, source, record)
+
+        await self._alone(work)
+
+    async def _copy(self, host: EnvironmentHost, source: Record, record: Record) -> None:
+        request = {"op": "copy", "episode": record.id, "source": source.id}
+        try:
+            reply = await self._exchange(host, request, self._reset_timeout_s)
+        except HostDied as error:
+            if not error.idle:
+                raise EnvironmentFailure("died", str(error)) from error
+        else:
+            if reply["copied"]:
+                record.life = self._life
+
     async def leave(self, record: Record) -> None:
         """Close the environment if it exists; raises nothing."""
 
@@ -195,9 +220,9 @@ class Room:
             if _digest(reply) != expected:
                 raise EnvironmentFailure(
                     "died",
-                    f"its host ended because of another episode, and {record.env} is not "
-                    f"reproducible: after seed {record.seed} and the same {i} actions its "
-                    "observation, reward or end differs",
+                    f"it had to be replayed, and {record.env} is not reproducible: after seed "
+                    f"{record.seed} and the same {i} actions its observation, reward or end "
+                    "differs",
                 )
 
     async def _exchange(

@@ -2,7 +2,8 @@
 
 A host process serves several episodes, one request at a time, so whoever's request was in flight
 when it hung or died is to blame. The others go on: each keeps its seed and actions, and is replayed
-on the next process at its next request, if it comes out the same.
+on the next process at its next request, if it comes out the same. `Episode.fork` branches an
+episode by a copy of its environment, or by such a replay.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from interlace.envs.host import EnvironmentHost, HostDied, SubprocessHost
 from interlace.rollout.environment_room import (
@@ -35,6 +36,7 @@ __all__ = [
     "HostFactory",
     "HostStartError",
     "Observation",
+    "Origin",
     "StepOutcome",
     "SubprocessHost",
 ]
@@ -59,18 +61,24 @@ class StepOutcome:
     info: Mapping[str, Any]
 
 
+Origin = Literal["opened", "copied", "replayed"]
+
+
 class Episode:
-    """One episode of one environment. Made by `EnvironmentPool.open`; close it to free its place.
+    """One episode of one environment. Made by `EnvironmentPool.open` or `fork`; close it to free
+    its place.
 
     One request at a time. After an EnvironmentFailure every further request raises it again.
     """
 
-    def __init__(self, pool: EnvironmentPool, room: Room, record: Record) -> None:
+    def __init__(self, pool: EnvironmentPool, room: Room, record: Record, origin: Origin) -> None:
         """Use `EnvironmentPool.open`."""
         self._pool = pool
         self._room = room
         self._record = record
         self._left = False
+        self.origin = origin
+        """How it came to be: by `open`, or by a `fork` that copied or replayed."""
 
     async def reset(self) -> Observation:
         """Begin, with the seed given to `open`. Raises EnvironmentFailure."""
@@ -87,6 +95,17 @@ class Episode:
             truncated=reply["truncated"],
             info=reply["info"],
         )
+
+    async def fork(self) -> Episode:
+        """A second episode in the state of this one, after whatever step of it is in flight.
+
+        The two go apart from here; this one does not notice. Waits for a free place, as
+        `EnvironmentPool.open` does. The environment is copied if its class allows that (see
+        `interlace.envs.snapshot.copied`) and its process has a free place; otherwise its seed and
+        actions are replayed, here or in another process. Raises EnvironmentFailure if neither
+        can be done: a replay that comes out different, for one, is of kind "died".
+        """
+        return await self._pool._fork(self._room, self._record)
 
     async def close(self) -> None:
         """Free the place, once the environment has closed or its deadline passed. Never raises
@@ -135,6 +154,7 @@ class EnvironmentPool:
         self._rooms = [
             Room(index, factory, step_timeout_s, reset_timeout_s) for index in range(num_hosts)
         ]
+        self._episodes_per_host = episodes_per_host
         self._places = asyncio.Semaphore(num_hosts * episodes_per_host)
         self._ids = itertools.count()
         self._closed = False
@@ -166,19 +186,14 @@ class EnvironmentPool:
 
         Raises EnvironmentFailure if it cannot be constructed; the place is free again then.
         """
-        await self._places.acquire()
-        if self._closed:
-            self._places.release()  # wakes the next in line, who finds out as well
-            raise pool_closed()
-        room = min(self._rooms, key=lambda room: (room.num_episodes, room.index))
+        room = await self._enter()
         record = Record(id=next(self._ids), env=env, params=dict(params), seed=seed)
-        room.num_episodes += 1
         try:
             await room.open(record)
         except BaseException:
             self._free(room, record)
             raise
-        return Episode(self, room, record)
+        return Episode(self, room, record, "opened")
 
     async def close(self) -> None:
         """End all hosts and everything in them; requests in flight raise EnvironmentFailure."""
@@ -187,6 +202,30 @@ class EnvironmentPool:
         await asyncio.gather(*(room.close() for room in self._rooms))
         if self._leaving:
             await asyncio.wait(self._leaving)
+
+    async def _fork(self, home: Room, source: Record) -> Episode:
+        room = await self._enter(home)
+        record = Record(id=next(self._ids), env=source.env, params=source.params, seed=source.seed)
+        try:
+            await home.branch(source, record, here=room is home)
+            origin: Origin = "copied" if record.life is not None else "replayed"
+            await room.open(record)
+        except BaseException:
+            self._free(room, record)
+            raise
+        return Episode(self, room, record, origin)
+
+    async def _enter(self, home: Room | None = None) -> Room:
+        """Take a place: in `home` if one is free there, else in the emptiest room."""
+        await self._places.acquire()
+        if self._closed:
+            self._places.release()  # wakes the next in line, who finds out as well
+            raise pool_closed()
+        room = home
+        if room is None or room.num_episodes >= self._episodes_per_host:
+            room = min(self._rooms, key=lambda room: (room.num_episodes, room.index))
+        room.num_episodes += 1
+        return room
 
     def _free(self, room: Room, record: Record) -> asyncio.Task[None]:
         """Give the place back in the background: whoever leaves may be cancelled meanwhile."""

@@ -111,6 +111,86 @@ def test_any_finite_number_is_a_reward(table: EpisodeTable, reward: Any) -> None
     assert reply["reward"] == float(reward)
 
 
+class Counter(Scripted):
+    """Counts its steps; copies itself as its parameters say."""
+
+    def __init__(self, *, how: str) -> None:
+        super().__init__()
+        self.num_steps = 0
+        self.how = how
+
+    def step(self, action: str) -> Any:
+        self.num_steps += 1
+        return str(self.num_steps), 0.0, False, False, {}
+
+
+class CopyableCounter(Counter):
+    copyable = True
+
+
+class CopyingCounter(Counter):
+    def copy(self) -> Any:
+        if self.how == "raises":
+            raise OSError("out of ink")
+        if self.how == "itself":
+            return self
+        other = type(self)(how=self.how)
+        other.num_steps = self.num_steps
+        return other
+
+
+def a_table_with(kind: type[Counter], how: str, monkeypatch: pytest.MonkeyPatch) -> EpisodeTable:
+    monkeypatch.setattr("interlace.envs.episode_table.make", lambda env, params: kind(how=how))
+    table = EpisodeTable()
+    table.handle({"op": "open", "episode": 0, "env": "x", "params": {}})
+    table.handle({"op": "step", "episode": 0, "action": ""})
+    return table
+
+
+def texts(table: EpisodeTable, *episodes: int) -> list[Any]:
+    return [
+        table.handle({"op": "step", "episode": episode, "action": ""}).get("text")
+        for episode in episodes
+    ]
+
+
+@pytest.mark.parametrize("kind", [CopyableCounter, CopyingCounter])
+def test_a_copy_goes_its_own_way(kind: type[Counter], monkeypatch: pytest.MonkeyPatch) -> None:
+    table = a_table_with(kind, "well", monkeypatch)
+    reply = table.handle({"op": "copy", "source": 0, "episode": 1})
+    assert reply == {"ok": True, "copied": True}
+    assert texts(table, 1, 1, 0) == ["2", "3", "2"]
+    table.handle({"op": "close", "episode": 0})
+    assert texts(table, 1) == ["4"]
+
+
+def test_what_does_not_offer_copies_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = a_table_with(Counter, "", monkeypatch)
+    reply = table.handle({"op": "copy", "source": 0, "episode": 1})
+    assert reply == {"ok": True, "copied": False}
+    assert texts(table, 1, 0) == [None, "2"]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"), [("raises", "out of ink"), ("itself", "must be another environment")]
+)
+def test_a_copy_that_fails_leaves_the_original_as_it_is(
+    how: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = a_table_with(CopyingCounter, how, monkeypatch)
+    reply = table.handle({"op": "copy", "source": 0, "episode": 1})
+    assert reply["kind"] == "raised"
+    assert message in reply["message"]
+    assert texts(table, 1, 0) == [None, "2"]
+
+
+@pytest.mark.parametrize("source", [1, 2, None, "0"])
+def test_only_an_open_episode_can_be_copied(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = a_table_with(CopyableCounter, "", monkeypatch)
+    assert table.handle({"op": "copy", "source": source, "episode": 1})["kind"] == "invalid"
+    assert texts(table, 0) == ["2"]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda items: st.lists(items, max_size=3) | st.dictionaries(st.text(), items, max_size=3),
@@ -119,12 +199,13 @@ JSON = st.recursive(
 REQUESTS = st.fixed_dictionaries(
     {},
     optional={
-        "op": st.sampled_from(["hello", "open", "reset", "step", "close"]) | JSON,
+        "op": st.sampled_from(["hello", "open", "reset", "step", "copy", "close"]) | JSON,
         "episode": st.integers(0, 1) | JSON,
         "env": st.just("frozen_lake") | JSON,
         "params": st.just({}) | JSON,
         "seed": st.integers(0, 9) | JSON,
         "action": st.text() | JSON,
+        "source": st.integers(0, 1) | JSON,
     },
 )
 
