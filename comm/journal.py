@@ -56,6 +56,8 @@ class StepRecord:
     waited_s: float
     """Seconds this rank spent waiting (exchange, collectives, parked) and not computing."""
     parked_ms: int
+    preempted: int = 0
+    """Sequences of this rank that gave their blocks back in this step."""
 
 
 class Journal:

@@ -18,6 +18,16 @@ def describe(scheduler: Scheduler, work: Sequence[str]) -> Description:
     return described
 
 
+def max_rows(work: Sequence[str], *, decoding: int, chunk_tokens: int) -> int:
+    """No group's batch of these kinds has more rows; equal on all ranks, given the plan's number.
+
+    `decoding` is the plan's. How much prefill there will be is not agreed beforehand, so a whole
+    chunk is assumed.
+    """
+    bounds = {"decode": decoding, "prefill": chunk_tokens}
+    return sum(bounds[kind] for kind in work)
+
+
 def _join(first: Description, second: Description) -> Description:
     """Both in one batch, the first's rows before the second's."""
     num = first.num_rows

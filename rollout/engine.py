@@ -14,6 +14,7 @@ from interlace.moe.context import PathContext
 from interlace.moe.model import Model
 from interlace.moe.weights import Weights
 
+from .batching import max_rows
 from .group import Part
 
 
@@ -35,15 +36,17 @@ class Engine:
         weights: Weights,
         contexts: Mapping[str, PathContext],
         part: Part,
+        chunk_tokens: int,
         clock: Callable[[], float],
     ) -> None:
+        """`chunk_tokens`: most prefill rows of any group's batch, the same on all ranks."""
         self.rank = rank
         self.part = part
         self.state = PlanState()
         self._names = tuple(path.name for path in config.paths)
         self._config, self._sequencer, self._control = config, sequencer, control
         self._model, self._weights, self._contexts = model, weights, contexts
-        self._clock = clock
+        self._chunk_tokens, self._clock = chunk_tokens, clock
 
     @property
     def journal(self) -> Journal:
@@ -62,6 +65,7 @@ class Engine:
         """One step; False once the ranks have agreed to stop."""
         began_at = self._clock()
         waited_before = self._sequencer.waited_s
+        preempted_before = self.part.num_preemptions
         proposal = self.part.propose(self.rank, self._sequencer.hashes)
         asked_at = self._clock()
         agreement = await agree(
@@ -77,7 +81,16 @@ class Engine:
         if not self.part.leads:
             waited += self._clock() - asked_at
         started = {
-            name: self._model.forward(self._weights, self._contexts[name], description)
+            name: self._model.forward(
+                self._weights,
+                self._contexts[name],
+                description,
+                max_rows=max_rows(
+                    self._sequencer.paths[name].work,
+                    decoding=plan.decoding,
+                    chunk_tokens=self._chunk_tokens,
+                ),
+            )
             for name, description in described.items()
         }
         outputs = await self._sequencer.walk(plan, started)
@@ -102,6 +115,7 @@ class Engine:
                 control_bytes=agreement.num_bytes,
                 waited_s=waited + self._sequencer.waited_s - waited_before,
                 parked_ms=plan.park_ms,
+                preempted=self.part.num_preemptions - preempted_before,
             )
         )
         return True

@@ -32,6 +32,8 @@ class Figures:
     """Mean number of path changes inside a step with tickets."""
     prefills_spanning_steps: int
     """Prefill forward passes with tickets in more than one step."""
+    preemptions: int
+    """Turns that gave their KV blocks back and were prefilled again."""
     tickets_per_step: float
     """Mean over steps with tickets."""
     control_bytes_per_step: float
@@ -63,6 +65,7 @@ def figures(records: Records) -> Figures:
         prefill_gap_max=prefill_gap,
         alternations_per_step=alternations / num_busy if num_busy else 0.0,
         prefills_spanning_steps=spanning,
+        preemptions=sum(step.preempted for step in all_steps),
         tickets_per_step=len(tickets) / num_busy if num_busy else 0.0,
         control_bytes_per_step=sum(step.control_bytes for step in all_steps) / len(all_steps),
         idle_share={rank: _idle_share(own) for rank, (own, _) in sorted(records.items())},

@@ -36,6 +36,11 @@ class Part(Protocol):
 
     leads: bool
 
+    @property
+    def num_preemptions(self) -> int:
+        """Sequences that gave their blocks back, so far."""
+        ...
+
     def propose(self, rank: int, hashes: tuple[int, ...]) -> Proposal:
         """Take in what has arrived and say what this rank could do."""
         ...
@@ -71,6 +76,10 @@ class Leader:
         self.scheduler = scheduler
         self._paths, self._inbox, self._emit = paths, inbox, emit
         self._followers = followers
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.scheduler.num_preemptions
 
     def propose(self, rank: int, hashes: tuple[int, ...]) -> Proposal:
         for command in self._inbox.drain():
@@ -132,6 +141,7 @@ class Follower:
     """Owns no scheduler state: proposes nothing and runs what its leader describes."""
 
     leads = False
+    num_preemptions = 0
 
     def __init__(self, leader: Communicator) -> None:
         """`leader`: the group's control communicator, whose first member leads."""

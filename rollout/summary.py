@@ -55,6 +55,7 @@ def summarise(
         "coexisting_steps_share": measured.coexisting_steps_share,
         "alternations_per_step": measured.alternations_per_step,
         "prefills_spanning_steps": measured.prefills_spanning_steps,
+        "preemptions": measured.preemptions,
         "tickets_per_step": measured.tickets_per_step,
         "control_bytes_per_step": measured.control_bytes_per_step,
         "exact": exact and all(trajectory.exact for trajectory in trajectories),

@@ -16,7 +16,7 @@ from interlace.comm.sequencer import Sequencer, record_program
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
-from interlace.moe.kv_cache import BLOCK_SIZE, KVCache, attention_planes
+from interlace.moe.kv_cache import BLOCK_SIZE, KVCache, attention_planes, bytes_per_block
 from interlace.moe.model import Model
 from interlace.moe.placement import Placement
 from interlace.moe.program import stub_result
@@ -30,6 +30,7 @@ from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, RankReady
 from interlace.rollout.scheduler import Scheduler
 
+from .memory import affordable_blocks
 from .transport import Groups, Transport
 
 SLOTS = 2
@@ -51,8 +52,13 @@ def compose(
     transport: Transport,
     inbox: Inbox,
     emit: Callable[[Event], None],
+    *,
+    num_blocks: int,
 ) -> Rank:
-    """Load this rank's share of the model and put its loop together."""
+    """Load this rank's share of the model and put its loop together.
+
+    `num_blocks` of KV cache, the same on every rank (`blocks_for` says how many fit this one).
+    """
     model_config = read_config(folder)
     dtype = _dtype(config, model_config)
     layout, rank = config.layout, transport.rank
@@ -69,7 +75,7 @@ def compose(
     model = Model(model_config)
     kv = KVCache(
         num_layers=model_config.num_layers,
-        num_blocks=config.scheduler.num_blocks,
+        num_blocks=num_blocks,
         planes=attention_planes(model_config, layout.tp),
         dtype=dtype,
         device=transport.device,
@@ -83,8 +89,9 @@ def compose(
             ep_size=layout.ep,
             kv=kv,
             expert_placement=placement,
+            dispatch=config.dispatch.of(work),
         )
-        for name in _works(config.mode)
+        for name, work in _works(config.mode).items()
     }
     paths = _paths(config, model, weights, contexts, transport)
     sequencer = Sequencer(
@@ -120,18 +127,34 @@ def compose(
         model=model,
         weights=weights,
         contexts=contexts,
-        part=_part(config, folder, model_config, max_context, paths, transport, inbox, emit),
+        part=_part(
+            config, folder, model_config, max_context, num_blocks, paths, transport, inbox, emit
+        ),
+        chunk_tokens=config.scheduler.chunk_tokens,
         clock=transport.clock,
     )
     ready = RankReady(
         rank=rank,
         exact=exact,
         max_context=max_context,
-        pool_tokens=config.scheduler.num_blocks * BLOCK_SIZE,
+        pool_tokens=num_blocks * BLOCK_SIZE,
         vocab_size=model_config.vocab_size,
         stop_token_ids=list(model_config.eos_token_ids),
     )
     return Rank(engine=engine, ready=ready)
+
+
+def blocks_for(config: RolloutConfig, folder: FilePath, device: torch.device) -> int:
+    """The KV blocks this rank can hold, at most `scheduler.num_blocks`."""
+    model_config = read_config(folder)
+    size = bytes_per_block(model_config, _dtype(config, model_config), config.layout.tp)
+    return affordable_blocks(
+        config.scheduler.num_blocks,
+        block_bytes=size,
+        folder=folder,
+        sharers=config.layout.world,
+        device=device,
+    )
 
 
 def _works(mode: str) -> dict[str, tuple[str, ...]]:
@@ -172,6 +195,7 @@ def _part(
     folder: FilePath,
     model_config: ModelConfig,
     max_context: int,
+    num_blocks: int,
     paths: Sequence[Path],
     transport: Transport,
     inbox: Inbox,
@@ -184,7 +208,7 @@ def _part(
         if transport.rank % config.layout.tp:
             return Follower(group_control)
     scheduler = Scheduler(
-        blocks=BlockManager(num_blocks=config.scheduler.num_blocks, block_size=BLOCK_SIZE),
+        blocks=BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE),
         chunk_tokens=config.scheduler.chunk_tokens,
         max_running=config.scheduler.max_running,
         max_context=max_context,

@@ -19,7 +19,7 @@ from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Command, Stop
 
 from .launcher import EventSink, LaunchError
-from .compose import SLOTS, Rank, compose
+from .compose import SLOTS, Rank, blocks_for, compose
 from .rank import failure, report
 from .transport import Groups
 
@@ -79,6 +79,7 @@ class LocalLauncher:
             slots=SLOTS,
             serial_slots=launch.serial_device_slots,
         )
+        num_blocks = blocks_for(self._config, self._folder, LocalTransport.device)
         ranks = [
             compose(
                 self._config,
@@ -86,6 +87,7 @@ class LocalLauncher:
                 LocalTransport(world, number, self._killed),
                 inbox,
                 on_event,
+                num_blocks=num_blocks,
             )
             for number, inbox in enumerate(self._inboxes)
         ]

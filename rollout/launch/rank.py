@@ -15,7 +15,8 @@ from interlace.rollout.config import RolloutConfig
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, RankFailure, RankReport
 
-from .compose import compose
+from .compose import blocks_for, compose
+from .memory import agreed_minimum
 from .transport import Transport
 
 
@@ -57,7 +58,10 @@ def run_process(
         time.sleep(seconds)
 
     try:
-        rank = compose(config, folder, transport, inbox, emit)
+        mine = blocks_for(config, folder, transport.device)
+        agreeing = agreed_minimum(transport, mine, config.launch.load_timeout_s)
+        num_blocks = run_blocking(agreeing, park=park, pause=pause)
+        rank = compose(config, folder, transport, inbox, emit, num_blocks=num_blocks)
         # Ranks load at different speeds; the short deadlines hold from here on.
         meeting = _meet(transport, config.launch.load_timeout_s)
         run_blocking(meeting, park=park, pause=pause)

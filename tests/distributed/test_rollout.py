@@ -3,7 +3,7 @@
 import pytest
 from tests.distributed.transport import Ranks
 
-from interlace.rollout import Rollout, load_config
+from interlace.rollout import ConfigError, Rollout, load_config
 from interlace.rollout.digest import digest
 from interlace.rollout.launch.launcher import LaunchError
 
@@ -39,10 +39,22 @@ def reference(ranks: Ranks) -> str | None:
     return played("launch.kind=local", "layout.world=1", "mode=serial")
 
 
-@pytest.mark.parametrize("mode", ["serial", "multiplexed"])
+@pytest.mark.parametrize("mode", ["serial", "chunked", "whole_forward", "multiplexed"])
 def test_one_digest_over_processes(ranks: Ranks, mode: str, reference: str | None) -> None:
     found = over(ranks, f"mode={mode}", "scheduler.chunk_tokens=32")
     assert found == (reference if ranks.rank == 0 else None)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_the_same_digest_with_heads_split_over_processes(
+    ranks: Ranks, tp: int, reference: str | None
+) -> None:
+    if ranks.size % tp:
+        with pytest.raises(ConfigError, match=f"tp={tp} does not divide world={ranks.size}"):
+            over(ranks, f"layout.tp={tp}")
+    else:
+        found = over(ranks, f"layout.tp={tp}")
+        assert found == (reference if ranks.rank == 0 else None)
 
 
 def test_an_error_on_rank_0_ends_every_rank_and_the_next_rollout_works(ranks: Ranks) -> None:

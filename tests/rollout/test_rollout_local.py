@@ -36,7 +36,8 @@ def reference() -> str:
     return digest(trajectories)
 
 
-WAYS = list(itertools.product(("serial", "multiplexed"), (1, 2), (7, 64)))
+MODES = ("serial", "chunked", "whole_forward", "multiplexed")
+WAYS = list(itertools.product(MODES, (1, 2), (7, 64)))
 
 
 @pytest.mark.parametrize(("mode", "world", "chunk"), WAYS)
@@ -51,7 +52,38 @@ def test_one_digest_whatever_the_way(mode: str, world: int, chunk: int, referenc
         f"launch.serial_device_slots={serial_device}",
     )
     assert digest(trajectories) == reference
-    assert (measured.coexisting_steps_share > 0.3) == (mode == "multiplexed")
+    assert (measured.coexisting_steps_share > 0.3) == (mode in ("whole_forward", "multiplexed"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("world", "tp"), [(2, 2), (4, 2), (4, 4)])
+def test_the_same_digest_with_heads_split_over_ranks(
+    mode: str, world: int, tp: int, reference: str
+) -> None:
+    trajectories, measured = played(
+        f"mode={mode}",
+        f"layout.world={world}",
+        f"layout.tp={tp}",
+        f"launch.interleaving_seed={world + tp}",
+        "launch.serial_device_slots=1",
+    )
+    assert digest(trajectories) == reference
+    assert set(measured.idle_share) == set(range(world))
+
+
+def test_a_job_four_times_the_pool_finishes_with_the_same_digest() -> None:
+    prompts = [f"prompt number {n}, which is a little longer" for n in range(12)]
+
+    def answered(*overrides: str) -> tuple[str, Figures]:
+        with Rollout(tiny("sampling.max_tokens=150", "layout.world=1", *overrides)) as rollout:
+            answers = rollout.generate(prompts)
+        assert sum(answer.num_tokens for answer in answers) > 4 * 5 * 64
+        return digest(answers), figures(rollout.records)
+
+    roomy, none = answered()
+    scarce, some = answered("scheduler.num_blocks=5")
+    assert (none.preemptions, some.preemptions > 0) == (0, True)
+    assert roomy == scarce
 
 
 def test_four_ranks_and_the_other_architecture_agree_with_themselves() -> None:

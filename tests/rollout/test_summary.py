@@ -32,6 +32,7 @@ WANTED = {
     "coexisting_steps_share",
     "alternations_per_step",
     "prefills_spanning_steps",
+    "preemptions",
     "tickets_per_step",
     "control_bytes_per_step",
     "exact",
