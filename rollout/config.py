@@ -7,6 +7,7 @@ documentation. Reading a tree from TOML, presets and ``--set`` is in `config_fil
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -84,6 +85,28 @@ class Layout(Section):
                 "tp ranks"
             )
         return self
+
+
+Strategy = Literal["all_to_all", "fixed", "gather"]
+
+
+class Dispatch(Section):
+    """How rows reach the ranks that own their experts, per path. No choice changes a token."""
+
+    prefill: Strategy = Field(
+        default="all_to_all",
+        description="all_to_all: counts, then the rows that are needed; fixed: blocks for the "
+        "worst case; gather: all rows to all ranks. A path of mixed work follows this one.",
+    )
+    decode: Strategy = Field(
+        default="all_to_all",
+        description="The same for decode, whose batches are small: fixed and gather save it a "
+        "collective in every layer.",
+    )
+
+    def of(self, work: Sequence[str]) -> Strategy:
+        """The strategy of a path that does these kinds of work."""
+        return self.prefill if "prefill" in work else self.decode
 
 
 class Launch(Section):
@@ -326,6 +349,9 @@ class RolloutConfig(Section):
     )
     model: ModelSection = Field(default=ModelSection(), description="Which model generates.")
     layout: Layout = Field(default=Layout(), description="How it is spread over ranks.")
+    dispatch: Dispatch = Field(
+        default=Dispatch(), description="How rows reach their experts, per path."
+    )
     launch: Launch = Field(default=Launch(), description="Where the ranks run.")
     scheduler: SchedulerSection = Field(
         default=SchedulerSection(), description="How a rank divides its steps and memory."
