@@ -73,9 +73,7 @@ class Sequencer:
         Raises OrderError, before posting, for a request that is not its ticket's, for a forward
         pass that ends early or late, and for a seq that does not increase.
         """
-        self._plan_hash = zlib.crc32(
-            repr(replace(plan, after=_NO_STATE)).encode(), self._plan_hash
-        )
+        self._plan_hash = zlib.crc32(repr(replace(plan, after=_NO_STATE)).encode(), self._plan_hash)
         for name in plan.drop:
             await self.drop(name)
         self._start(plan, started)
