@@ -4,15 +4,18 @@
 
 Environments fork, daemonise and die as they like. The keeper runs none of their code, so it can
 promise: what they leave behind is reparented to it, and killed. It starts the worker with the
-socket FD, waits for the worker's end or SIGTERM (which it also receives when PARENT ends), kills
-every descendant, and exits with the worker's status, 128 + N if signal N ended it.
+socket FD and a private folder for temporary files, waits for the worker's end or SIGTERM (which it
+also receives when PARENT ends), kills every descendant, removes the folder, and exits with the
+worker's status, 128 + N if signal N ended it.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 
 from interlace.envs.lifeline import adopt_orphans, die_with_parent
 
@@ -26,13 +29,16 @@ def main(argv: list[str]) -> int:
     die_with_parent(parent, signal.SIGTERM)
     command = [sys.executable, "-P", "-m", "interlace.envs.worker"]
     arguments = [str(fd), str(os.getpid()), str(memory_bytes)]
-    worker = os.posix_spawn(sys.executable, command + arguments, os.environ, setsigmask=())
+    folder = tempfile.mkdtemp(prefix="interlace-")
+    variables = os.environ | {"TMPDIR": folder}
+    worker = os.posix_spawn(sys.executable, command + arguments, variables, setsigmask=())
     os.close(fd)
     status = _await_end(worker)
     while children := _children(os.getpid()):
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+    shutil.rmtree(folder, ignore_errors=True)
     return status
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from interlace.envs.task import Task
 
 _CITIES = ("Lisbon", "Oslo", "Turin", "Quito", "Osaka")
 _NAMES = ("Ada", "Boris", "Chloe", "Dmitri", "Elif", "Farid", "Greta", "Hiro", "Ines", "Jonas")
@@ -63,25 +64,6 @@ _LIMITS = (
     (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 100),
     (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A question and its one answer."""
-
-    question: str
-    answer: str
-
-    def accepts(self, reply: str) -> bool:
-        """Whether `reply` is the answer, whatever its case, quotes and final punctuation; numbers
-        are compared as numbers."""
-        given = reply.strip().strip("\"'`*.!$ ").casefold()
-        if given == self.answer.casefold():
-            return True
-        try:
-            return float(given.replace(",", "")) == float(self.answer)
-        except ValueError:
-            return False
 
 
 class Shop:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
 
-from interlace.envs.shop import Shop, Task
+from interlace.envs.replies import answer_in, code_in
+from interlace.envs.shop import Shop
+from interlace.envs.task import Task
 from interlace.envs.text import printable, text_space
 
-_FENCE = re.compile(r"```(?:sql)?\s*\n?(.*?)(?:```|\Z)", re.IGNORECASE | re.DOTALL)
-_ANSWER = re.compile(r"^[\s*]*answer\s*:[ \t*]*(.*)$", re.IGNORECASE | re.MULTILINE)
 _MAX_REPLY = 16_384
 _HOW_TO = "Send one SQL query to see its rows, or reply ANSWER: followed by the answer."
 
@@ -80,15 +79,14 @@ class SqliteTool(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("reset the database before a step")
         self._num_steps += 1
         reply = action[:_MAX_REPLY]
-        answers = _ANSWER.findall(reply)
-        reward, terminated, valid_action = 0.0, bool(answers), True
-        if answers:
-            right = self._task.accepts(answers[-1])
+        answer = answer_in(reply)
+        reward, terminated, valid_action = 0.0, answer is not None, True
+        if answer is not None:
+            right = self._task.accepts(answer)
             reward = float(right)
             text = "Right." if right else "Wrong."
         else:
-            fenced = _FENCE.search(reply)
-            text, valid_action = self._ask(fenced.group(1) if fenced else reply)
+            text, valid_action = self._ask(code_in(reply, "sql"))
         truncated = not terminated and self._num_steps >= self._max_steps
         if terminated or truncated:
             self.close()

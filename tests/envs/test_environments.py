@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from interlace.envs.colossal_cave import COMMANDS
 from interlace.envs.registry import ENVIRONMENTS, make
-from interlace.envs.shop import Task
+from interlace.envs.task import Task
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("frozen_lake", {}),
