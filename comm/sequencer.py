@@ -74,9 +74,14 @@ class Sequencer:
         pass that ends early or late, and for a seq that does not increase.
         """
         self._plan_hash = zlib.crc32(repr(replace(plan, after=_NO_STATE)).encode(), self._plan_hash)
-        for name in plan.drop:
-            await self.drop(name)
-        self._start(plan, started)
+        try:
+            for name in plan.drop:
+                await self.drop(name)
+            self._start(plan, started)
+        except BaseException:
+            for forward in started.values():
+                forward.close()
+            raise
         for ticket in plan.tickets:
             if self.rank in self.paths[ticket.path].members:
                 await self._issue(ticket)
