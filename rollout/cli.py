@@ -16,6 +16,7 @@ from interlace.rollout.callbacks import Callback
 from interlace.rollout.commands.errors import NoEpisodeError, Traceback, one_line_errors
 from interlace.rollout.commands.init import init
 from interlace.rollout.commands.job import cores_note, is_driver, read_job, tasks_of
+from interlace.rollout.commands.show import show
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.config_file import preset_names
 from interlace.rollout.display import RolloutProgress, config_table
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 
 app.command()(init)
+app.command()(show)
 
 
 @app.command()
