@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -13,23 +12,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from interlace.rollout import cache
 from interlace.rollout.callbacks import Callback
+from interlace.rollout.commands.collect import collect, environment_errors
 from interlace.rollout.commands.errors import NoEpisodeError, Traceback, one_line_errors
+from interlace.rollout.commands.evaluate import evaluation
 from interlace.rollout.commands.init import init
 from interlace.rollout.commands.job import cores_note, is_driver, read_job, tasks_of
 from interlace.rollout.commands.show import show
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.config_file import preset_names
-from interlace.rollout.display import RolloutProgress, config_table
+from interlace.rollout.display import config_table
 from interlace.rollout.metrics_file import MetricsFile
 from interlace.rollout.output_folder import OutputFolder
-from interlace.rollout.rollout import Rollout
-from interlace.rollout.store import TrajectoryWriter
 from interlace.rollout.summary import summarise, summary_table, write_summary
 from interlace.rollout.tasks import Task
 from interlace.rollout.tensorboard import TensorBoard
 from interlace.rollout.timeline import draw_timeline
 from interlace.rollout.trace import write_trace
-from interlace.rollout.trajectory import EndReason, Trajectory
+from interlace.rollout.trajectory import EndReason
 
 app = typer.Typer(
     name="interlace",
@@ -41,6 +40,7 @@ app = typer.Typer(
 
 app.command()(init)
 app.command()(show)
+app.command("eval")(evaluation)
 
 
 @app.command()
@@ -148,23 +148,9 @@ def _run(
     callbacks: Sequence[Callback],
 ) -> None:
     """Collect and write trajectories as they finish, then everything about the whole run."""
-    console.print(f"starting {config.layout.world} ranks ({config.launch.kind})")
-    trajectories: list[Trajectory] = []
-    with ExitStack() as stack:
-        try:
-            rollout = stack.enter_context(Rollout(config, callbacks=callbacks))
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        if not rollout.is_driver:
-            for _ in rollout.run(tasks):
-                pass
-            return
-        writer = TrajectoryWriter(folder.trajectories)
-        with writer, RolloutProgress(tasks, console, rollout.running) as progress:
-            for trajectory in rollout.run(tasks):
-                writer.append(trajectory)
-                trajectories.append(trajectory)
-                progress.add(trajectory)
+    rollout, trajectories = collect(config, tasks, folder, console, callbacks)
+    if not rollout.is_driver:
+        return
     summary = summarise(
         trajectories,
         rollout.records,
@@ -179,22 +165,10 @@ def _run(
     write_summary(folder.summary, summary)
     console.print(summary_table(summary))
     console.print(f"results are in {folder.path}")
-    _tell_environment_errors(trajectories, console)
-
-
-def _tell_environment_errors(trajectories: Sequence[Trajectory], console: Console) -> None:
-    """Name the first; if nothing but errors came, the rollout has failed."""
-    wrong = [t for t in trajectories if t.end_reason is EndReason.ENVIRONMENT_ERROR]
-    if not wrong:
-        return
-    first = min(wrong, key=lambda trajectory: trajectory.trajectory_id)
-    line = (
-        f"{len(wrong)} of {len(trajectories)} episodes ended in an environment error, the first "
-        f"of them {first.task_id}: {first.info.get('error', 'unknown')}"
-    )
-    if len(wrong) == len(trajectories):
-        raise NoEpisodeError(line)
-    console.print(line, style="yellow", markup=False)
+    if wrong := environment_errors(trajectories):
+        if summary["end_reasons"][EndReason.ENVIRONMENT_ERROR.value] == len(trajectories):
+            raise NoEpisodeError(wrong)
+        console.print(wrong, style="yellow", markup=False)
 
 
 def main() -> None:
