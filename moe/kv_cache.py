@@ -19,7 +19,14 @@ Planes = Mapping[str, tuple[int, int]]
 
 
 def attention_planes(config: ModelConfig, tp_size: int = 1) -> Planes:
-    """The planes of grouped-query attention on one of `tp_size` tensor-parallel ranks."""
+    """The planes of grouped-query attention on one of `tp_size` tensor-parallel ranks.
+
+    ValueError if `tp_size` does not divide the heads.
+    """
+    if config.num_kv_heads % tp_size:
+        raise ValueError(
+            f"tensor parallelism of {tp_size} cannot divide {config.num_kv_heads} key/value heads"
+        )
     heads = config.num_kv_heads // tp_size
     return {"key": (heads, config.head_dim), "value": (heads, config.head_dim)}
 
