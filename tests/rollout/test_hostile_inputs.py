@@ -78,7 +78,7 @@ def misplace(folder: Path) -> None:
 
 
 INPUTS: Mapping[str, tuple[Callable[[Path, Path], Arguments], str]] = {
-    "no job": (lambda *_: [], "nothing to run: give a job file, or --preset demo"),
+    "no job": (lambda *_: [], "nothing to run: give a job file"),
     "missing job": (lambda *_: ["no.toml"], "there is no job file no.toml"),
     "folder as job": (lambda tmp_path, _: [str(tmp_path)], "cannot read job file"),
     "unknown preset": (lambda *_: ["--preset", "dmo"], "no preset 'dmo': choose one of demo, tiny"),
