@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from interlace.rollout import cache
 from interlace.rollout.callbacks import Callback
 from interlace.rollout.commands.collect import collect, environment_errors
+from interlace.rollout.commands.doctor import doctor
 from interlace.rollout.commands.errors import NoEpisodeError, Traceback, one_line_errors
 from interlace.rollout.commands.evaluate import evaluation
 from interlace.rollout.commands.init import init
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(init)
 app.command()(show)
 app.command("eval")(evaluation)
+app.command()(doctor)
 
 
 @app.command()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from interlace.envs.registry import ENVIRONMENTS
+from interlace.rollout.checkup import num_usable_cores
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.config_file import load_config
 from interlace.rollout.tasks import PROMPT_ENV, Task
@@ -51,10 +52,3 @@ def cores_note(config: RolloutConfig, num_cores: int | None = None) -> str | Non
         f"{world} ranks on {cores} cores take turns: right, but slow; "
         f"--set layout.world={cores} gives each a core"
     )
-
-
-def num_usable_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
