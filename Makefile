@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test lint docs firstday bench test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday bench test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -20,6 +20,10 @@ rollout: $(READY)  ## the main job: SmolLM2-MoE on two ranks in three environmen
 
 test: $(READY)  ## the test suite
 	$(BIN)/pytest
+
+test-envs: $(READY)  ## install the environments that few need, and test them
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all-envs]'
+	$(BIN)/pytest tests/envs/extras
 
 lint: $(READY)  ## style, types, import rules
 	$(BIN)/ruff check $(SOURCES)

@@ -10,9 +10,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import IO, Any, Protocol
 
 from interlace.envs.frames import HEADER, MAX_FRAME_BYTES
+from interlace.envs.variables import for_python, present
 
 _GRACE_S = 1.0
 """From SIGTERM, at which a keeper kills what it keeps, to SIGKILL for the keeper itself."""
@@ -75,10 +78,12 @@ class SubprocessHost:
         memory_bytes: int = 4 * 1024**3,
         start_timeout_s: float = 60.0,
         python: str = sys.executable,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> SubprocessHost:
         """A host that has answered once; `index` is not used. A `HostFactory` as it stands.
 
-        `memory_bytes` bounds the worker's address space. Modules are found where this process
+        `memory_bytes` bounds the worker's address space. Environments see `variables`, and of this
+        process's own only a short list that holds no secrets. Modules are found where this process
         finds them. Raises OSError if `python` cannot be run and RuntimeError, with the end of its
         standard error, if it does not answer within `start_timeout_s` seconds.
         """
@@ -97,7 +102,7 @@ class SubprocessHost:
                     stdout=subprocess.DEVNULL,
                     stderr=complaints,
                     pass_fds=(theirs.fileno(),),
-                    env=_environment(),
+                    env=present(_PASSED_ON) | dict(variables) | for_python(),
                     start_new_session=True,
                 )
             except BaseException:
@@ -163,16 +168,6 @@ class SubprocessHost:
 
     def _signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)  # none if it has ended
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    return kept | {
-        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
-        "PYTHONHASHSEED": "0",  # a replay must see the same order of sets
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
 
 
 def _cause(code: int) -> str:

@@ -9,11 +9,23 @@ from typing import Any
 import gymnasium
 
 ENVIRONMENTS: Mapping[str, str] = {
+    "babyai": "interlace.envs.babyai:BabyAIText",
     "colossal_cave": "interlace.envs.colossal_cave:ColossalCave",
     "frozen_lake": "interlace.envs.frozen_lake:FrozenLakeText",
+    "python": "interlace.envs.python_tool:PythonTool",
+    "reasoning": "interlace.envs.reasoning:Reasoning",
     "sqlite": "interlace.envs.sqlite_tool:SqliteTool",
+    "textworld": "interlace.envs.textworld_game:TextWorldGame",
 }
 """Short names and where each environment is defined; imported when first asked for."""
+
+EXTRAS: Mapping[str, str] = {
+    "adventure": "demo",
+    "minigrid": "babyai",
+    "reasoning_gym": "reasoning",
+    "textworld": "textworld",
+}
+"""Modules that not everybody needs, and the extra of this package that installs each."""
 
 
 def make(env: str, params: Mapping[str, Any]) -> gymnasium.Env[str, str]:
@@ -36,12 +48,13 @@ def make(env: str, params: Mapping[str, Any]) -> gymnasium.Env[str, str]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name == "adventure":
-            raise ModuleNotFoundError(
-                f"environment {env!r} needs the package adventure: pip install interlace[demo]",
-                name=error.name,
-            ) from error
-        raise
+        extra = EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None:
+            raise
+        raise ModuleNotFoundError(
+            f"environment {env!r} needs the module {error.name}: pip install 'interlace[{extra}]'",
+            name=error.name,
+        ) from error
     constructor = getattr(module, class_name, None)
     if not callable(constructor):
         raise ValueError(f"environment {env!r}: module {module_name} has no class {class_name}")

@@ -31,7 +31,5 @@ def answer_in(reply: str) -> str | None:
 
 def answer_block_in(reply: str) -> str | None:
     """Everything behind the last `ANSWER:` at the beginning of a line; None without one."""
-    found = None
-    for found in _ANSWER.finditer(reply):
-        pass
-    return None if found is None else reply[found.end() :]
+    found = list(_ANSWER.finditer(reply))
+    return reply[found[-1].end() :] if found else None

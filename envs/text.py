@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from typing import Any
 
 from gymnasium import spaces
 
@@ -12,6 +13,20 @@ ALPHABET = frozenset(string.printable)
 def text_space(max_length: int) -> spaces.Text:
     """A space of printable ASCII texts of 0 to `max_length` characters."""
     return spaces.Text(max_length, min_length=0, charset=ALPHABET)
+
+
+class AnyText(spaces.Text):
+    """Texts of 0 to `max_length` characters of any alphabet that UTF-8 can carry; samples are
+    printable ASCII."""
+
+    def __init__(self, max_length: int) -> None:
+        super().__init__(max_length, min_length=0, charset=ALPHABET)
+
+    def contains(self, x: Any) -> bool:
+        """See `gymnasium.Space`."""
+        if not isinstance(x, str) or len(x) > self.max_length:
+            return False
+        return not any("\ud800" <= c <= "\udfff" for c in x)
 
 
 def printable(text: str, max_length: int) -> str:

@@ -77,6 +77,11 @@ async def played(episode: Episode, actions: Iterable[str]) -> list[Any]:
 LAKE = ("frozen_lake", {"is_slippery": True, "random_map": True, "size": 6}, 7)
 EPISODES = {
     "frozen_lake": (LAKE, ["right", "down"], ["down", "right"] * 5),
+    "babyai": (
+        ("babyai", {"level": "BabyAI-BossLevel-v0"}, 4),
+        ["left", "forward"],
+        ["forward", "right", "forward", "pick up", "left", "toggle"],
+    ),
     "sqlite": (
         ("sqlite", {}, 3),
         ["SELECT 1"],
@@ -141,19 +146,19 @@ def test_without_a_place_beside_it_a_fork_is_replayed_elsewhere() -> None:
     with_pool(work, num_hosts=2, episodes_per_host=1)
 
 
-def test_an_environment_without_copies_is_replayed_beside_the_original(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("interlace.envs.frozen_lake.FrozenLakeText.copyable", False)
-
+@pytest.mark.processes
+def test_an_environment_without_copies_is_replayed_beside_the_original() -> None:
     async def work(pool: EnvironmentPool, hosts: list[TableHost]) -> None:
-        original = await pool.open(*LAKE)
+        original = await pool.open("python", {"timeout_s": 20.0}, 0)
         await original.reset()
-        await played(original, ["right", "down"])
+        await played(original, ["x = [1]", "x.append(len(x))"])
         fork = await original.fork()
         assert fork.origin == "replayed"
         assert (hosts[0].count("copy"), hosts[0].count("step")) == (1, 4)
-        assert await played(fork, ["down", "right"]) == await played(original, ["down", "right"])
+        assert (await played(fork, ["x.append(7)", "x"]))[1][0] == "[1, 1, 7]"
+        assert (await played(original, ["x"]))[0][0] == "[1, 1]"
+        await original.close()
+        await fork.close()
 
     with_pool(work)
 
