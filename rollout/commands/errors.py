@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from interlace.moe.errors import ModelError
 from interlace.rollout.config import ConfigError
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+_NO_SPACE = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
+"""Libraries that write files have errors of their own, which quote the system's."""
 
 Traceback = Annotated[
     bool, typer.Option("--traceback", help="Show the Python traceback of an error.")
@@ -49,11 +52,10 @@ def _told(error: BaseException) -> tuple[int, str]:
             return BAD_INPUT, str(error)
         case NoEpisodeError():
             return FAILED, str(error)
-        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = f" for {error.filename}" if error.filename else ""
-            return FAILED, (
-                f"no space left on the disk{where}: free some and run again, or choose another "
-                "disk with --out (results), INTERLACE_CACHE (models) or TMPDIR (Ray); what was "
-                "finished before is in trajectories.parquet.partial"
-            )
-    return FAILED, f"{type(error).__name__}: {error}"
+    line = f"{type(error).__name__}: {error}"
+    if any(sign in line for sign in _NO_SPACE):
+        line += (
+            ": free some space, or choose another disk: --out for results, INTERLACE_CACHE for "
+            "models, TMPDIR for Ray; what was finished is in trajectories.parquet.partial"
+        )
+    return FAILED, line

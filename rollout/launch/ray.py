@@ -281,8 +281,14 @@ class Cluster:
         self.is_open = False
 
     def _failed(self, error: Exception) -> LaunchError:
-        where = "on this machine" if self._address is None else f"at {self._address}"
-        return LaunchError(f"no Ray cluster {where}: {_one_line(error)}")
+        if self._address is None:
+            where, advice = "on this machine", "interlace doctor --ray looks for the cause"
+        else:
+            where = f"at {self._address}"
+            advice = "start one there with ray start --head, or leave launch.address unset"
+        return LaunchError(
+            f"no Ray cluster {where}: {_one_line(error)}; {advice}; launch.kind=local needs no Ray"
+        )
 
     def _live(self) -> None:
         with contextlib.ExitStack() as stack:
