@@ -224,6 +224,21 @@ class Environments(Section):
     max_turns: int | None = Field(
         default=None, ge=1, description="Turns after which an episode is cut off; none by default."
     )
+    pass_env: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="Environment variables, by name, that environments see besides PATH, HOME and "
+        "the like, with the values that they have where the rollout was started; those that are "
+        "not set there are left out.",
+    )
+
+    @field_validator("pass_env")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise ValueError(f"{name!r} is no name of a variable: give names without values")
+        return names
 
 
 class Rewards(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
 from interlace.envs.host import HostDied, SubprocessHost
 
@@ -15,9 +16,10 @@ class EnvironmentActor:
     no limit that is theirs alone, and leave processes behind that nobody knows of.
     """
 
-    async def open(self) -> None:
-        """Start the host. Raises what `SubprocessHost.start` raises."""
-        self._host = await SubprocessHost.start()
+    async def open(self, variables: str) -> None:
+        """Start the host; its environments see `variables`, a JSON object of texts. Raises what
+        `SubprocessHost.start` raises."""
+        self._host = await SubprocessHost.start(variables=json.loads(variables))
 
     async def call(self, frame: bytes) -> bytes | tuple[str, bool]:
         """The reply; or message and `idle` of a HostDied, in types that need no import."""

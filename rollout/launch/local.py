@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,14 @@ import torch
 
 from interlace.comm.communicator import Communicator
 from interlace.comm.testing import LocalWorld
+from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import SubprocessHost
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Command, Stop
 
-from .launcher import EventSink, LaunchError
 from .compose import SLOTS, Rank, blocks_for, compose
+from .launcher import EventSink, LaunchError
 from .rank import failure, report
 from .transport import Groups
 
@@ -62,7 +64,8 @@ class LocalLauncher:
 
     def __init__(self, config: RolloutConfig, folder: FilePath) -> None:
         self.num_leaders = config.layout.dp
-        self.environment_hosts = SubprocessHost.start
+        variables = present(config.environments.pass_env)
+        self.environment_hosts = functools.partial(SubprocessHost.start, variables=variables)
         self._config, self._folder = config, folder
         self._inboxes = [Inbox() for _ in range(config.layout.world)]
         self._killed = threading.Event()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import os
@@ -27,6 +28,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import EnvironmentHost, HostDied
 from interlace.rollout.messages import Command, RankFailure, RankReport, Stop, decode_event, encode
@@ -184,13 +186,15 @@ class RayLauncher:
 
     async def _start_host(self, index: int) -> EnvironmentHost:
         """A host in the bundle of `index`, which its predecessor may only just have left."""
-        world, cpus = self._config.layout.world, self._config.environments.cpus_per_process
+        world, environments = self._config.layout.world, self._config.environments
+        cpus = environments.cpus_per_process
         placed = self._placed(world + index if cpus else index % world, _VARIABLES | _paths())
         actor = ray.remote(EnvironmentActor).options(num_cpus=cpus, **placed).remote()
         host = RayEnvironmentHost(actor)
         try:
             async with asyncio.timeout(self._config.launch.load_timeout_s):
-                await actor.open.remote()
+                # As an argument: the variables of an actor are shown to everybody on the cluster.
+                await actor.open.remote(json.dumps(present(environments.pass_env)))
         except BaseException as error:
             host.kill()
             if not isinstance(error, RayError | TimeoutError):

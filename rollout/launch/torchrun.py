@@ -7,6 +7,7 @@ the store that torchrun already runs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path as FilePath
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import SubprocessHost
 from interlace.rollout.inbox import Inbox
@@ -64,7 +66,8 @@ class TorchrunLauncher:
             )
         self.num_leaders = config.layout.dp
         self.is_driver = self._rank == 0
-        self.environment_hosts = SubprocessHost.start
+        variables = present(config.environments.pass_env)
+        self.environment_hosts = functools.partial(SubprocessHost.start, variables=variables)
         self._config, self._folder = config, folder
         self._inbox = Inbox()
         self._killed, self._abandoned = threading.Event(), threading.Event()

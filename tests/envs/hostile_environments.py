@@ -232,6 +232,13 @@ class ReturnsTwice(Hostile):
         return "fine", 0.0, False, False, {}
 
 
+class Looks(Hostile):
+    """At the environment variable named by the action."""
+
+    def step(self, action: str) -> Any:
+        return os.environ.get(action, "not set"), 0.0, False, False, {}
+
+
 class Unreproducible(Hostile):
     def step(self, action: str) -> Any:
         return str(os.getpid()), 0.0, False, False, {}
