@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +19,18 @@ from interlace.rollout.commands.doctor import doctor
 from interlace.rollout.commands.errors import NoEpisodeError, Traceback, one_line_errors
 from interlace.rollout.commands.evaluate import evaluation
 from interlace.rollout.commands.init import init
-from interlace.rollout.commands.job import cores_note, is_driver, read_job, tasks_of
+from interlace.rollout.commands.job import (
+    cores_note,
+    is_driver,
+    on_one_host,
+    read_job,
+    tasks_of,
+)
 from interlace.rollout.commands.show import show
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.config_file import preset_names
 from interlace.rollout.display import config_table
+from interlace.rollout.launch.across_hosts import run_across_hosts
 from interlace.rollout.metrics_file import MetricsFile
 from interlace.rollout.output_folder import OutputFolder
 from interlace.rollout.summary import summarise, summary_table, write_summary
@@ -119,6 +128,15 @@ def rollout(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write curves to OUT/tensorboard.")
     ] = False,
+    hosts: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=2,
+            help="2: half of the ranks on each of two hosts, which are made of Linux namespaces "
+            "for this run; needs root.",
+        ),
+    ] = 1,
     traceback: Traceback = False,
 ) -> None:
     """Run every task of a job and write what came of it.
@@ -128,6 +146,8 @@ def rollout(
     with one_line_errors(traceback):
         config = read_job(job, preset, overrides)
         tasks = tasks_of(config)
+        if hosts > 1:
+            raise typer.Exit(run_across_hosts(config, on_one_host(sys.argv[1:])))
         console = Console(highlight=False, soft_wrap=True, quiet=not is_driver(config))
         folder = OutputFolder(out)
         callbacks: list[Callback] = [MetricsFile(folder.metrics)]
@@ -174,7 +194,9 @@ def _run(
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """Entry point of the command. Modules of the current folder can be named in a job."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     app()
 
 

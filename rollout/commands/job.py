@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from interlace.envs.registry import ENVIRONMENTS
@@ -52,3 +53,14 @@ def cores_note(config: RolloutConfig, num_cores: int | None = None) -> str | Non
         f"{world} ranks on {cores} cores take turns: right, but slow; "
         f"--set layout.world={cores} gives each a core"
     )
+
+
+def on_one_host(arguments: Sequence[str]) -> list[str]:
+    """A command line without its `--hosts`: what is to run once the hosts are there."""
+    kept, words = [], iter(arguments)
+    for word in words:
+        if word == "--hosts":
+            next(words, None)
+        elif not word.startswith("--hosts="):
+            kept.append(word)
+    return kept

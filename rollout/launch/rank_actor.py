@@ -15,6 +15,7 @@ from interlace.rollout.config import RolloutConfig
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, decode_command, encode
 
+from .interface import choose_interface
 from .processes import ProcessTransport
 from .rank import failure, run_process
 
@@ -80,6 +81,7 @@ class RankActor:
 
     def _run(self, config: RolloutConfig, folder: Path, host: str, port: int) -> None:
         world, launch = config.layout.world, config.launch
+        choose_interface(host, port)
         try:
             store = self._store or TCPStore(
                 host, port, world, timeout=timedelta(seconds=launch.connect_timeout_s)

@@ -1,7 +1,8 @@
 """Ranks and environments as Ray actors: on this machine, or on a cluster that runs already.
 
-One placement group holds a bundle for each rank and each environment process. Our messages cross
-as bytes; Ray's own serialisation carries nothing but numbers, text and bytes.
+One placement group holds a bundle for each rank and each environment process; ranks that follow one
+another share a node. Our messages cross as bytes; Ray's own serialisation carries nothing but
+numbers, text and bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import EnvironmentHost, HostDied
 from interlace.rollout.messages import Command, RankFailure, RankReport, Stop, decode_event, encode
 
+from .across_hosts import RANK_RESOURCE
 from .environment_actor import EnvironmentActor
 from .launcher import EventSink, LaunchError
 from .rank_actor import RankActor
@@ -58,6 +60,7 @@ class RayLauncher:
         self._bundles = _bundles(config)
         self._cluster: Cluster | None = None
         self._group: Any = None
+        self._seats: list[int] = []  # of each rank: its bundle
         self._actors: list[Any] = []
         self._readers: list[threading.Thread] = []
         self._ending = False
@@ -68,6 +71,9 @@ class RayLauncher:
         cpus = sum(bundle.get("CPU", 0.0) for bundle in self._bundles)
         self._cluster = Cluster(launch.address, num_cpus=math.ceil(cpus))
         self._cluster.open(launch.connect_timeout_s)
+        if ray.cluster_resources().get(RANK_RESOURCE):
+            for bundle in self._bundles[:world]:
+                bundle[RANK_RESOURCE] = 1.0
         self._place(launch.connect_timeout_s)
         self._actors = [self._rank_actor(rank) for rank in range(world)]
         deadline = time.monotonic() + launch.load_timeout_s
@@ -128,6 +134,8 @@ class RayLauncher:
                     f"{_amounts(ray.available_resources())}: lower layout.world, "
                     "environments.num_processes or cpus_per_process, or give it more nodes"
                 )
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        self._seats = sorted(range(self._config.layout.world), key=lambda seat: str(nodes[seat]))
 
     def _rank_actor(self, rank: int) -> Any:
         bundle = self._bundles[rank]
@@ -137,7 +145,7 @@ class RayLauncher:
             .options(
                 num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
-                **self._placed(rank, self._rank_variables()),
+                **self._placed(self._seats[rank], self._rank_variables()),
             )
             .remote(rank)
         )
@@ -157,7 +165,7 @@ class RayLauncher:
         return _VARIABLES | _paths() | ({"GLOO_SOCKET_IFNAME": "lo"} if loopback else {})
 
     def _address_of_rank_0(self) -> str:
-        node = placement_group_table(self._group)["bundles_to_node_id"][0]
+        node = placement_group_table(self._group)["bundles_to_node_id"][self._seats[0]]
         addresses = (n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node)
         return str(next(addresses))
 
@@ -371,7 +379,7 @@ def _in_words(bundles: Iterable[dict[str, float]]) -> str:
 
 
 def _amounts(resources: dict[str, float]) -> str:
-    kinds = [name for name in ("CPU", "GPU") if resources.get(name)]
+    kinds = [name for name in ("CPU", "GPU", RANK_RESOURCE) if resources.get(name)]
     return ", ".join(f"{resources[name]:g} {name}" for name in kinds) or "nothing"
 
 

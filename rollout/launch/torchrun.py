@@ -36,6 +36,7 @@ from interlace.rollout.messages import (
     encode,
 )
 
+from .interface import choose_interface
 from .launcher import EventSink, LaunchError
 from .processes import ProcessTransport
 from .rank import failure, run_process
@@ -138,6 +139,7 @@ class TorchrunLauncher:
                 self._last_word = event
             emit(event)
 
+        choose_interface(self._host, self._port)
         try:
             transport = ProcessTransport(
                 rank=rank, world=config.layout.world, store=self._store, launch=config.launch
@@ -174,13 +176,28 @@ class TorchrunLauncher:
     # ---- rank 0
 
     def _listen(self) -> Listener:
+        self._check_address()
         key = secrets.token_hex(32)
         listener = Listener(
             (self._host, 0), backlog=self._config.layout.world, authkey=key.encode()
         )
-        address, port = self._address = listener.address
-        self._store.set(_HELLO, f"{address} {port} {key}")
+        self._address = listener.address
+        self._store.set(_HELLO, f"{self._host} {listener.address[1]} {key}")
         return listener
+
+    def _check_address(self) -> None:
+        """A host may know its own name as 127.0.1.1, and others must reach it by that name."""
+        local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 0)), self._config.layout.world
+        if not local or local == world:
+            return
+        with contextlib.suppress(OSError):  # whoever listens on it says what is wrong
+            address = socket.gethostbyname(self._host)
+            if address.startswith("127."):
+                raise LaunchError(
+                    f"MASTER_ADDR {self._host} is {address} on this host, where ranks on other "
+                    "hosts cannot reach it: give torchrun an address of this host, as in "
+                    "--master-addr 10.0.0.1"
+                )
 
     def _accept(self, listener: Listener) -> None:
         def serve() -> None:
