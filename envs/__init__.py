@@ -1,1 +1,1 @@
-"""Text environments with the gymnasium API. Imports gymnasium only."""
+"""Text environments with the gymnasium API. Imports gymnasium; what else one needs, only with it."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -222,6 +223,16 @@ class LeavesChildren(Hostile):
         if self.params["exits"]:
             os._exit(3)
         return "fine", 0.0, False, False, {}
+
+
+class LeavesFiles(Hostile):
+    """In the folder for temporary files, whose name it tells."""
+
+    def misbehave(self) -> Any:
+        path = tempfile.mkdtemp()
+        with open(os.path.join(path, "file"), "w") as file:
+            file.write("forgotten")
+        return path, 0.0, False, False, {}
 
 
 class ReturnsTwice(Hostile):

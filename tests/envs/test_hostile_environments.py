@@ -295,6 +295,18 @@ def test_children_and_daemons_end_with_their_host(exits: bool, tmp_path: Path) -
     assert not any(map(alive, children + hosts))
 
 
+def test_temporary_files_end_with_their_host() -> None:
+    async def run() -> Path:
+        async with a_pool() as pool:
+            folder = Path((await provoke(pool, "LeavesFiles")).text)
+            assert (folder / "file").exists()
+        return folder
+
+    folder = asyncio.run(run())
+    assert not folder.exists()
+    assert not folder.parent.exists()
+
+
 def test_a_killed_caller_leaves_no_process(tmp_path: Path) -> None:
     path = tmp_path / "pids"
     script = f"""
