@@ -4,11 +4,14 @@ Every reduction has a fixed shape: scores and weighted values are summed inside 
 that lie at absolute positions, and the blocks are summed pairwise in a tree over their absolute
 index, padded with zeros to a power of two (adding zero is exact, so other lengths do not matter).
 
-Shapes: T rows, H query heads, G key/value heads, M = H / G, E head width, B blocks of the pool,
-N tiles, Q rows of a tile, P (tile, block) pairs, K = 64 positions of a block.
+Shapes: T rows, H query heads, G key/value heads, M = H / G, E width of queries and keys, V width of
+values, B blocks of the pool, N tiles, Q rows of a tile, P (tile, block) pairs, K = 64 positions of
+a block.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,28 +24,38 @@ MIN_PRODUCT_ROWS = {torch.float32: 4}
 
 
 def block_attention(
-    q_THE: torch.Tensor, key_BGKE: torch.Tensor, value_BGKE: torch.Tensor, batch: Batch
+    q_THE: torch.Tensor,
+    keys_BGKE: Sequence[torch.Tensor],
+    value_BGKV: torch.Tensor,
+    batch: Batch,
+    *,
+    scale: float,
 ) -> torch.Tensor:
-    """[T, H, E] softmax(q k / sqrt(E)) v over every row's own and earlier positions.
+    """[T, H, V] softmax(q k * scale) v over every row's own and earlier positions.
 
-    The rows' own keys and values must already be written. Memory beyond the result is bounded by
-    the tile groups of `batch`, however long the contexts are.
+    A key is what lies in the planes `keys_BGKE`, side by side. The rows' own keys and values must
+    already be written. Memory beyond the result is bounded by the tile groups of `batch`, however
+    long the contexts are.
     """
-    out_THE = torch.empty_like(q_THE)
+    out_THV = q_THE.new_empty((*q_THE.shape[:2], value_BGKV.shape[3]))
     for group in batch.tiles:
-        attended = _attend(q_THE, key_BGKE, value_BGKE, group)
+        attended = _attend(q_THE, keys_BGKE, value_BGKV, group, scale)
         if group.keep_R is None and attended.shape[0] == q_THE.shape[0]:
             return attended
         rows = group.row_M if group.keep_R is None else group.row_M[group.keep_R]
-        out_THE[rows] = attended if group.keep_R is None else attended[group.keep_R]
-    return out_THE
+        out_THV[rows] = attended if group.keep_R is None else attended[group.keep_R]
+    return out_THV
 
 
 def _attend(
-    q_THE: torch.Tensor, key_BGKE: torch.Tensor, value_BGKE: torch.Tensor, group: TileGroup
+    q_THE: torch.Tensor,
+    keys_BGKE: Sequence[torch.Tensor],
+    value_BGKV: torch.Tensor,
+    group: TileGroup,
+    scale: float,
 ) -> torch.Tensor:
     num_heads, width = q_THE.shape[1:]
-    num_groups = key_BGKE.shape[1]
+    num_groups, value_width = value_BGKV.shape[1], value_BGKV.shape[3]
     heads_per_group = num_heads // num_groups
     num_tiles, tile_rows, num_pairs = group.num_tiles, group.tile_rows, len(group.tile_P)
 
@@ -53,28 +66,30 @@ def _attend(
         q = F.pad(q, (0, 0, 0, padding))
     members = q.shape[3]
     q_PGRE = q.index_select(0, group.tile_P)  # R = Q * M query rows per head of the cache
-    key_PGKE = key_BGKE.index_select(0, group.block_P)
-    value_PGKE = value_BGKE.index_select(0, group.block_P)
+    parts = [plane.index_select(0, group.block_P) for plane in keys_BGKE]
+    key_PGKE = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    value_PGKV = value_BGKV.index_select(0, group.block_P)
 
     batch, rows = num_pairs * num_groups, tile_rows * members
     score = torch.bmm(
         q_PGRE.reshape(batch, rows, width), key_PGKE.view(batch, BLOCK_SIZE, width).transpose(1, 2)
     ).view(num_pairs, num_groups, tile_rows, members, BLOCK_SIZE)
-    score = torch.add(group.mask_PQK[:, None, :, None], score, alpha=width**-0.5)
+    score = torch.add(group.mask_PQK[:, None, :, None], score, alpha=scale)
     highest = _highest(score.amax(-1), group)
     weight = score.sub_(highest.unsqueeze(-1)).exp_()
     total = weight.sum(-1)
     mixed = torch.bmm(
         weight.to(q_THE.dtype).view(batch, rows, BLOCK_SIZE),
-        value_PGKE.view(batch, BLOCK_SIZE, width),
+        value_PGKV.view(batch, BLOCK_SIZE, value_width),
     )
-    parts = torch.cat(
-        (mixed.view(*total.shape, width), total.unsqueeze(-1)),
+    both = torch.cat(
+        (mixed.view(*total.shape, value_width), total.unsqueeze(-1)),
         dim=-1,  # one tree sums both; bfloat16 products become float32 here
     )
-    summed = _tree_sum(parts, group)
-    out = summed[..., :heads_per_group, :width] / summed[..., :heads_per_group, width:]
-    return out.transpose(1, 2).reshape(num_tiles * tile_rows, num_heads, width).to(q_THE.dtype)
+    summed = _tree_sum(both, group)[..., :heads_per_group, :]
+    out = summed[..., :value_width] / summed[..., value_width:]
+    out_NGQM = out.transpose(1, 2)
+    return out_NGQM.reshape(num_tiles * tile_rows, num_heads, value_width).to(q_THE.dtype)
 
 
 def _highest(highest_P: torch.Tensor, group: TileGroup) -> torch.Tensor:

@@ -62,7 +62,7 @@ class Checkpoint:
             )
         if header.dtype not in ITEM_BYTES:
             raise ModelError(
-                f"{header.file}: tensor {name} has type {header.dtype}; readable are "
+                f"{header.file}: tensor {name} has type {header.dtype}; supported are "
                 f"{', '.join(ITEM_BYTES)} (use the unquantised checkpoint)"
             )
 

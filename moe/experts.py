@@ -29,6 +29,11 @@ class Expert:
         self.gate_up = Linear(torch.cat((F.pad(gate_ID, wide), F.pad(up_ID, wide))))
         self.down = Linear(F.pad(down_DI, (0, padding)))
 
+    def __call__(self, x_RD: torch.Tensor) -> torch.Tensor:
+        """[R, D]"""
+        gate_RI, up_RI = self.gate_up(x_RD).chunk(2, dim=-1)
+        return self.down(F.silu(gate_RI).mul_(up_RI))
+
 
 def apply_experts(
     experts: Sequence[Expert], x_RD: torch.Tensor, counts_X: Sequence[int]

@@ -1,42 +1,58 @@
-"""A model's description as the hub's config.json: the inverse of `read_config`."""
+"""config.json as the hub spells it, for models that are written here."""
 
 from __future__ import annotations
 
-from .config import ModelConfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CLASSES = {
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""transformers' class for each architecture."""
 
 
-def hub_config(config: ModelConfig) -> dict[str, object]:
-    """config.json for `config`, in the hub's spelling."""
-    qwen = config.architecture == "qwen3_moe"
-    common: dict[str, object] = {
-        "architectures": ["Qwen3MoeForCausalLM" if qwen else "MixtralForCausalLM"],
-        "model_type": config.architecture,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSizes:
+    """What every architecture's config.json says."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    max_positions: int
+    rms_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    tie_embeddings: bool = False
+    dtype: str = "float32"
+
+
+def hub_config(
+    architecture: str, sizes: HubSizes, eos_token_ids: Sequence[int], **special: object
+) -> dict[str, object]:
+    """config.json; `special` are the fields only this architecture has."""
+    return {
+        "architectures": [CLASSES[architecture]],
+        "model_type": architecture,
         "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "num_experts_per_tok": config.top_k,
-        "vocab_size": config.vocab_size,
-        "rms_norm_eps": config.rms_eps,
-        "rope_theta": config.rope_theta,
-        "max_position_embeddings": config.max_positions,
-        "tie_word_embeddings": config.tie_embeddings,
+        "hidden_size": sizes.hidden_size,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.num_kv_heads,
+        "vocab_size": sizes.vocab_size,
+        "rms_norm_eps": sizes.rms_eps,
+        "rope_theta": sizes.rope_theta,
+        "max_position_embeddings": sizes.max_positions,
+        "tie_word_embeddings": sizes.tie_embeddings,
         "attention_bias": False,
-        "sliding_window": None,
-        "eos_token_id": list(config.eos_token_ids),
-        "torch_dtype": config.dtype,
-    }
-    if not qwen:
-        special = {"num_local_experts": config.num_experts, "intermediate_size": config.expert_size}
-        return common | special
-    return common | {
-        "num_experts": config.num_experts,
-        "moe_intermediate_size": config.expert_size,
-        "intermediate_size": config.expert_size,
-        "norm_topk_prob": config.norm_topk,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "use_sliding_window": False,
-    }
+        "eos_token_id": list(eos_token_ids),
+        "torch_dtype": sizes.dtype,
+    } | special

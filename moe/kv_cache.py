@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .config import ModelConfig
+from .config import ModelConfig, check_tp_size
+from .parts import GroupedQuery, Latent
 
 BLOCK_SIZE = 64
 """Positions in one block. Attention sums inside blocks first, so this is part of the numerics."""
@@ -19,16 +20,17 @@ Planes = Mapping[str, tuple[int, int]]
 
 
 def attention_planes(config: ModelConfig, tp_size: int = 1) -> Planes:
-    """The planes of grouped-query attention on one of `tp_size` tensor-parallel ranks.
+    """The planes of the model's attention on one of `tp_size` tensor-parallel ranks.
 
+    Keys and values are split by heads. Latents belong to all heads, so every rank has them whole.
     ValueError if `tp_size` does not divide the heads.
     """
-    if config.num_kv_heads % tp_size:
-        raise ValueError(
-            f"tensor parallelism of {tp_size} cannot divide {config.num_kv_heads} key/value heads"
-        )
-    heads = config.num_kv_heads // tp_size
-    return {"key": (heads, config.head_dim), "value": (heads, config.head_dim)}
+    check_tp_size(config, tp_size)
+    match config.attention:
+        case GroupedQuery(num_kv_heads=num_kv_heads, head_dim=width):
+            return dict.fromkeys(("key", "value"), (num_kv_heads // tp_size, width))
+        case Latent(latent_dim=latent_dim, rope_dim=rope_dim):
+            return {"latent": (1, latent_dim), "rope": (1, rope_dim)}
 
 
 def bytes_per_block(config: ModelConfig, dtype: torch.dtype, tp_size: int = 1) -> int:

@@ -1,6 +1,6 @@
 """Matrix products whose row bits do not depend on how many rows there are.
 
-Shapes: T rows, K inputs, N outputs.
+Shapes: T rows, K inputs, N outputs, H heads.
 """
 
 from __future__ import annotations
@@ -63,3 +63,17 @@ def padded_linear(x_TK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
     if padding:
         x_TK = F.pad(x_TK, (0, 0, 0, padding))
     return F.linear(x_TK.contiguous(), weight_NK)[:num_rows]
+
+
+class HeadwiseLinear:
+    """``x_THK -> y_THN``, every head with a weight of its own; the same promise as `Linear`."""
+
+    __slots__ = ("_weight_HKN",)
+
+    def __init__(self, weight_HNK: torch.Tensor) -> None:
+        self._weight_HKN = weight_HNK.transpose(1, 2).contiguous()
+
+    def __call__(self, x_THK: torch.Tensor) -> torch.Tensor:
+        num_rows = x_THK.shape[0]
+        x_HTK = F.pad(x_THK.transpose(0, 1), (0, 0, 0, -num_rows % ROW_MULTIPLE))
+        return torch.bmm(x_HTK.contiguous(), self._weight_HKN)[:, :num_rows].transpose(0, 1)

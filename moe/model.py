@@ -1,12 +1,12 @@
-"""The forward pass of Mixtral and Qwen3-MoE, suspended at every collective.
+"""The forward pass of every architecture, suspended at every collective.
 
-Under tensor parallelism the residual rows are sharded: rows are gathered before the query, key
-and value projection, heads are split inside attention, heads are exchanged back for rows, and the
-output projection, norms, router and dispatch work on a rank's own rows. No sum crosses ranks.
+Under tensor parallelism the residual rows are sharded: rows are gathered before they become heads,
+heads are split inside attention, heads are exchanged back for rows, and the output projection,
+norms, router, shared experts and dispatch work on a rank's own rows. No sum crosses ranks.
 
-Shapes: T rows (padded to equal shares), U this rank's share of them, D hidden, H query heads and
-G key/value heads of this rank, A = H + G, E head width, K top-k, L layers, S sampled rows,
-V vocabulary.
+Shapes: T rows (padded to equal shares), U this rank's share of them, D hidden, H query heads of
+this rank, E their width, X what is gathered of a row, K top-k, L layers with experts, S sampled
+rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ import torch.nn.functional as F
 
 from interlace.comm.collectives import Exchange, Gather, perform
 
-from .attention import block_attention
 from .batch import Batch
 from .config import ModelConfig
 from .context import PathContext
 from .description import Description
-from .dispatch import Dispatched
+from .dispatch import Dispatcher
 from .dispatch_strategy import dispatcher_of
-from .experts import apply_experts
-from .router import Routing, route
+from .mixture import MixtureLayer
 from .weights import LayerWeights, Weights
 
 
@@ -38,7 +36,8 @@ class ForwardOutput:
     logits_SV: torch.Tensor
     """float32 logits of the sampled rows."""
     experts_TLK: torch.Tensor
-    """Experts every row went to, most likely first: uint8, or int16 beyond 256 experts."""
+    """Experts every row went to in the layers that have some, most likely first: uint8, or int16
+    beyond 256 experts."""
 
 
 class Model:
@@ -76,17 +75,16 @@ class Model:
             capacity=-(-max_rows // context.tp_size),
         )
         context.kv.copy_blocks(description.block_copies)
-        cos_T1E, sin_T1E = self.rotation(weights, batch)
+        rotation = self.rotation(weights, batch)
         x_UD = self.embed(weights, batch)[shares.mine]
         chosen: list[torch.Tensor] = []
         for index, layer in enumerate(weights.layers):
-            h_TD = self.input_norm(layer, x_UD)
+            rows_TX = self.pre_attention(layer, x_UD)
             if context.tp_size > 1:
-                h_TD = torch.cat(
-                    await perform(Gather(role="tp", stage=f"{index}.rows", payload=h_TD))
+                rows_TX = torch.cat(
+                    await perform(Gather(role="tp", stage=f"{index}.rows", payload=rows_TX))
                 )
-            q_THE = self.pre_attention(layer, context, batch, index, h_TD, cos_T1E, sin_T1E)
-            heads = self.attend(context, batch, index, q_THE)
+            heads = self.attend(layer, context, batch, index, rows_TX, rotation)
             if context.tp_size > 1:
                 heads = shares.own_rows(
                     await perform(
@@ -99,106 +97,86 @@ class Model:
                         )
                     )
                 )
-            x_UD, h_UD, routing = self.post_attention(layer, x_UD, heads)
-            dispatched = await dispatcher.dispatch(
-                f"{index}", h_UD[: shares.num_own], routing.topk_TK[: shares.num_own]
-            )
-            y_RD = self.experts(layer, dispatched)
-            y_UKD = await dispatcher.combine(f"{index}", y_RD, dispatched)
-            x_UD = self.merge(x_UD, y_UKD, routing)
-            chosen.append(routing.topk_TK)
-        experts_ULK = self.stack_experts(chosen)
+            x_UD, h_UD = self.post_attention(layer, x_UD, heads)
+            if isinstance(layer.feed_forward, MixtureLayer):
+                y_UD, topk_UK = await _mix(
+                    layer.feed_forward, dispatcher, f"{index}", h_UD, shares.num_own
+                )
+                chosen.append(topk_UK)
+            else:
+                y_UD = layer.feed_forward(h_UD)
+            x_UD = self.add(x_UD, y_UD)
+        experts_TLK = self.stack_experts(chosen, batch.num_padded_rows)
         if context.tp_size > 1:
             x_UD = torch.cat(await perform(Gather(role="tp", stage="final.rows", payload=x_UD)))
-            experts_ULK = torch.cat(
-                await perform(Gather(role="tp", stage="final.experts", payload=experts_ULK))
+        if context.tp_size > 1 and chosen:
+            experts_TLK = torch.cat(
+                await perform(Gather(role="tp", stage="final.experts", payload=experts_TLK))
             )
         logits_SV = self.logits(weights, x_UD, batch)
         if context.tp_size > 1:
             parts = await perform(Gather(role="tp", stage="final.logits", payload=logits_SV))
             logits_SV = torch.cat(parts, dim=1)[:, : self.config.vocab_size]
-        return ForwardOutput(logits_SV=logits_SV.float(), experts_TLK=experts_ULK[: batch.num_rows])
+        return ForwardOutput(
+            logits_SV=logits_SV.float(),
+            experts_TLK=experts_TLK[: batch.num_rows],
+        )
 
     def embed(self, weights: Weights, batch: Batch) -> torch.Tensor:
         """[T, D]"""
-        return weights.embed_VD.index_select(0, batch.input_ids)
+        x_TD = weights.embed_VD.index_select(0, batch.input_ids)
+        multiplier = self.config.multipliers.embedding
+        return x_TD if multiplier == 1 else x_TD * multiplier
 
     def rotation(self, weights: Weights, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, 1, E] cosines and signed sines of the rows' positions."""
-        cos_TE = weights.cos_PE.index_select(0, batch.positions)
-        sin_TE = weights.sin_PE.index_select(0, batch.positions)
+        """[real T, 1, E] cosines and signed sines of the rows' positions."""
+        positions = batch.positions[: batch.num_rows]
+        cos_TE = weights.cos_PE.index_select(0, positions)
+        sin_TE = weights.sin_PE.index_select(0, positions)
         return cos_TE[:, None], sin_TE[:, None]
 
-    def input_norm(self, layer: LayerWeights, x_UD: torch.Tensor) -> torch.Tensor:
-        return self._norm(x_UD, layer.input_norm_D)
+    def pre_attention(self, layer: LayerWeights, x_UD: torch.Tensor) -> torch.Tensor:
+        """[U, X]"""
+        return layer.attention.own_rows(self._norm(x_UD, layer.input_norm_D))
 
-    def pre_attention(
+    def attend(
         self,
         layer: LayerWeights,
         context: PathContext,
         batch: Batch,
         index: int,
-        h_TD: torch.Tensor,
-        cos_T1E: torch.Tensor,
-        sin_T1E: torch.Tensor,
+        rows_TX: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """[real T, H, E] queries; writes the rows' keys and values. Padding rows stop here."""
-        config = self.config
-        num_kv_heads = config.num_kv_heads // context.tp_size
-        qkv = layer.qkv(h_TD)[: batch.num_rows]
-        qkv = qkv.view(batch.num_rows, qkv.shape[1] // config.head_dim, config.head_dim)
-        qk_TAE, value_TGE = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
-        qk_TAE = qk_TAE.float()
-        if layer.qk_norm_AE is not None:
-            qk_TAE = F.rms_norm(qk_TAE, (config.head_dim,), None, config.rms_eps)
-            qk_TAE = qk_TAE * layer.qk_norm_AE
-        qk_TAE = rotate(qk_TAE, cos_T1E[: batch.num_rows], sin_T1E[: batch.num_rows])
-        qk_TAE = qk_TAE.to(value_TGE.dtype)
-        context.kv.write(index, batch.slot_mapping, key=qk_TAE[:, -num_kv_heads:], value=value_TGE)
-        return qk_TAE[:, :-num_kv_heads]
-
-    def attend(
-        self, context: PathContext, batch: Batch, index: int, q_THE: torch.Tensor
-    ) -> torch.Tensor:
-        """[T, H * E], zero in padding rows."""
-        key, value = context.kv.plane(index, "key"), context.kv.plane(index, "value")
-        heads = block_attention(q_THE, key, value, batch).flatten(1)
+        """[T, H * value width], zero in padding rows; writes what the rows leave in the cache."""
+        q_THE = layer.attention.queries(context, batch, index, rows_TX, rotation)
+        heads = layer.attention.attend(context, batch, index, q_THE)
         padding = batch.num_padded_rows - batch.num_rows
         return F.pad(heads, (0, 0, 0, padding)) if padding else heads
 
     def post_attention(
         self, layer: LayerWeights, x_UD: torch.Tensor, heads: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, Routing]:
-        """The residual with attention added, its norm, and where that is routed."""
-        x_UD = x_UD + layer.o(heads)
-        h_UD = self._norm(x_UD, layer.post_norm_D)
-        routing = route(
-            layer.router(h_UD), top_k=self.config.top_k, norm_topk=self.config.norm_topk
-        )
-        return x_UD, h_UD, routing
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual with attention added, and its norm."""
+        x_UD = self.add(x_UD, layer.o(heads))
+        return x_UD, self._norm(x_UD, layer.post_norm_D)
 
-    def experts(self, layer: LayerWeights, dispatched: Dispatched) -> torch.Tensor:
-        """[R, D]"""
-        return apply_experts(layer.experts, dispatched.rows_RD, dispatched.expert_counts)
+    def add(self, x_UD: torch.Tensor, y_UD: torch.Tensor) -> torch.Tensor:
+        """The residual with a block's output added."""
+        multiplier = self.config.multipliers.residual
+        return x_UD + (y_UD if multiplier == 1 else y_UD * multiplier)
 
-    def merge(self, x_UD: torch.Tensor, y_UKD: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """The residual plus the experts' outputs, weighted in float32 and summed in slot order."""
-        num_own = y_UKD.shape[0]
-        weighted = y_UKD * routing.weight_TK[:num_own, :, None]
-        total = weighted[:, 0]
-        for slot in range(1, self.config.top_k):
-            total = total + weighted[:, slot]
-        padding = x_UD.shape[0] - num_own
-        total = total.to(x_UD.dtype)
-        return x_UD + (F.pad(total, (0, 0, 0, padding)) if padding else total)
-
-    def stack_experts(self, chosen: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[U, L, K]"""
+    def stack_experts(self, chosen: Sequence[torch.Tensor], num_rows: int) -> torch.Tensor:
+        """[U, L, K]; without experts [num_rows, 0, 0]"""
+        if not chosen:
+            return torch.empty((num_rows, 0, 0), dtype=self._id_dtype)
         return torch.stack(tuple(chosen), dim=1).to(self._id_dtype)
 
     def logits(self, weights: Weights, x_TD: torch.Tensor, batch: Batch) -> torch.Tensor:
         """[S, this rank's vocabulary]"""
-        return weights.head(self._norm(x_TD.index_select(0, batch.sample_rows), weights.norm_D))
+        rows_SD = self._norm(x_TD.index_select(0, batch.sample_rows), weights.norm_D)
+        multiplier = self.config.multipliers.logits
+        return weights.head(rows_SD) if multiplier == 1 else weights.head(rows_SD) * multiplier
 
     def _norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x_TD, weight_D.shape, weight_D, self.config.rms_eps)
@@ -242,10 +220,14 @@ class _Shares:
         return heads
 
 
-def rotate(x_TAE: torch.Tensor, cos_T1E: torch.Tensor, sin_T1E: torch.Tensor) -> torch.Tensor:
-    """Rotary positions, halves paired: ``x cos + swap(x) sin``, sin negative in the first half.
-
-    Products and sum are separate operations: fused ones round differently in a row's tail.
-    """
-    half = x_TAE.shape[-1] // 2
-    return (x_TAE * cos_T1E).add_(torch.roll(x_TAE, half, dims=-1).mul_(sin_T1E))
+async def _mix(
+    mixture: MixtureLayer, dispatcher: Dispatcher, stage: str, h_UD: torch.Tensor, num_own: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[U, D] what the experts add to each row, zero in padding rows, and [U, K] who they were."""
+    routing = mixture.route(h_UD)
+    dispatched = await dispatcher.dispatch(stage, h_UD[:num_own], routing.topk_TK[:num_own])
+    y_RD = mixture.apply(dispatched)
+    y_TKD = await dispatcher.combine(stage, y_RD, dispatched)
+    y_TD = mixture.total(h_UD[:num_own], y_TKD, routing.weight_TK[:num_own])
+    padding = h_UD.shape[0] - num_own
+    return F.pad(y_TD, (0, 0, 0, padding)) if padding else y_TD, routing.topk_TK

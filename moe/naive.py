@@ -1,7 +1,7 @@
 """The accuracy reference: one sequence, float64 throughout, nothing clever, nothing shared.
 
 Shapes: T positions, D hidden, H query heads, G key/value heads, E head width, X experts,
-I expert width, K top-k, L layers, V vocabulary.
+I expert width, K top-k, L layers with experts, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import torch
 
 from .checkpoint import Checkpoint
 from .config import ModelConfig, read_config
-from .tensor_names import TensorNames
+from .naive_attention import NaiveAttention
+from .parts import Router
+from .tensor_names import Layer, Stored, TensorNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +25,9 @@ class NaiveOutput:
 
     logits_TV: torch.Tensor
     margin_T: torch.Tensor
-    """Over all layers, the smallest gap between the last expert chosen and the first one not;
-    below about 1e-5 another implementation may rightly choose otherwise."""
+    """Over all layers, the smallest gap between what was chosen (the last expert, the last group)
+    and the first that was not; below about 1e-5 another implementation may rightly choose
+    otherwise."""
     experts_TLK: torch.Tensor
 
 
@@ -34,20 +37,7 @@ def naive_forward(folder: Path, input_ids: Sequence[int]) -> NaiveOutput:
     checkpoint = Checkpoint(folder)
     names = TensorNames.find(checkpoint, config)
     names.check(checkpoint)
-    reader = _Naive(checkpoint, names, config)
-    x_TD = reader.read(names.embed)[torch.tensor(list(input_ids))]
-    margins, chosen = [], []
-    for layer in range(config.num_layers):
-        x_TD = x_TD + reader.attention(layer, x_TD)
-        y_TD, topk_TK, margin_T = reader.mixture(layer, x_TD)
-        x_TD = x_TD + y_TD
-        chosen.append(topk_TK)
-        margins.append(margin_T)
-    return NaiveOutput(
-        logits_TV=reader.norm(x_TD, names.norm) @ reader.read(names.head).T,
-        margin_T=torch.stack(margins).amin(0),
-        experts_TLK=torch.stack(chosen, 1),
-    )
+    return _Naive(checkpoint, names, config).forward(torch.tensor(list(input_ids)))
 
 
 class _Naive:
@@ -55,75 +45,96 @@ class _Naive:
         self._checkpoint = checkpoint
         self._names = names
         self._config = config
+        self._attention = NaiveAttention(self._read, config)
+        self._margins: list[torch.Tensor] = []
+        self._chosen: list[torch.Tensor] = []
 
-    def read(self, name: str, *, item: int | None = None) -> torch.Tensor:
-        return self._checkpoint.read(name, item=item).double()
-
-    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        variance = x.pow(2).mean(-1, keepdim=True)
-        return self.read(name) * x / (variance + self._config.rms_eps).sqrt()
-
-    def attention(self, layer: int, x_TD: torch.Tensor) -> torch.Tensor:
-        config, names = self._config, self._names.layer(layer)
-        num_positions = len(x_TD)
-        h_TD = self.norm(x_TD, names.input_norm)
-        q, k, v = (
-            (h_TD @ self.read(name).T).view(num_positions, -1, config.head_dim)
-            for name in (names.q, names.k, names.v)
+    def forward(self, input_ids: torch.Tensor) -> NaiveOutput:
+        config, names = self._config, self._names
+        x_TD = self._read(names.embed)[input_ids] * config.multipliers.embedding
+        for index in range(config.num_layers):
+            layer = names.layer(index)
+            attended = self._attention(layer, self._norm(x_TD, layer["input_norm"]))
+            x_TD = x_TD + attended * config.multipliers.residual
+            h_TD = self._norm(x_TD, layer["post_norm"])
+            sparse = index in config.moe_layers
+            y_TD = self._mixture(index, layer, h_TD) if sparse else self._mlp(layer, "", h_TD)
+            x_TD = x_TD + y_TD * config.multipliers.residual
+        logits_TV = self._norm(x_TD, names.norm) @ self._read(names.head).T
+        never = torch.full((len(x_TD),), torch.inf, dtype=torch.float64)
+        nobody = torch.empty((len(x_TD), 0, 0), dtype=torch.int64)
+        return NaiveOutput(
+            logits_TV=logits_TV * config.multipliers.logits,
+            margin_T=torch.stack((never, *self._margins)).amin(0),
+            experts_TLK=torch.stack(self._chosen, 1) if self._chosen else nobody,
         )
-        if config.qk_norm:
-            q, k = self.norm(q, names.q_norm), self.norm(k, names.k_norm)
-        q, k = self._rotate(q), self._rotate(k)
-        group = config.num_heads // config.num_kv_heads
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        score = torch.einsum("thd,shd->hts", q, k) / config.head_dim**0.5
-        later = torch.ones(num_positions, num_positions, dtype=torch.bool).triu(1)
-        weight = score.masked_fill(later, -torch.inf).softmax(-1)
-        mixed = torch.einsum("hts,shd->thd", weight, v).reshape(num_positions, -1)
-        return mixed @ self.read(names.o).T
 
-    def mixture(
-        self, layer: int, x_TD: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The experts' weighted sum, who they were, and the margin of the choice."""
-        config, names = self._config, self._names.layer(layer)
-        h_TD = self.norm(x_TD, names.post_norm)
-        probability_TX = (h_TD @ self.read(names.router).T).softmax(-1)
-        best, expert = torch.sort(probability_TX, dim=-1, descending=True, stable=True)
-        weight_TK, topk_TK = best[:, : config.top_k], expert[:, : config.top_k]
-        if config.norm_topk:
+    def _read(self, stored: Stored, item: int | None = None) -> torch.Tensor:
+        return self._checkpoint.read(stored.name, item=item).double()
+
+    def _norm(self, x: torch.Tensor, weight: Stored) -> torch.Tensor:
+        variance = x.pow(2).mean(-1, keepdim=True)
+        return self._read(weight) * x / (variance + self._config.rms_eps).sqrt()
+
+    def _mixture(self, index: int, layer: Layer, h_TD: torch.Tensor) -> torch.Tensor:
+        """The experts' weighted sum; keeps who they were, and the margin of the choice."""
+        mixture = self._config.mixture
+        assert mixture is not None
+        logits_TX = h_TD @ self._read(layer["router"]).T
+        sigmoid = mixture.router.score == "sigmoid"
+        score_TX = 1 / (1 + torch.exp(-logits_TX)) if sigmoid else logits_TX.softmax(-1)
+        bias_X = self._read(layer["router_bias"]) if mixture.router.bias else 0
+        topk_TK = self._choose(score_TX + bias_X, mixture.router)
+        weight_TK = score_TX.gather(1, topk_TK)
+        if mixture.router.normalise:
             weight_TK = weight_TK / weight_TK.sum(-1, keepdim=True)
-        y_TD = torch.zeros_like(x_TD)
-        for number in range(config.num_experts):
+        weight_TK = weight_TK * mixture.router.scale
+        y_TD = torch.zeros_like(h_TD)
+        for number in range(mixture.num_experts):
             share_T1 = ((topk_TK == number) * weight_TK).sum(-1, keepdim=True)
-            y_TD = y_TD + self._expert(layer, number, h_TD) * share_T1
-        if config.top_k == config.num_experts:
-            return y_TD, topk_TK, torch.full((len(x_TD),), torch.inf, dtype=torch.float64)
-        return y_TD, topk_TK, best[:, config.top_k - 1] - best[:, config.top_k]
+            y_TD = y_TD + self._expert(index, number, h_TD) * share_T1
+        if mixture.shared_size:
+            shared_TD = self._mlp(layer, "shared.", h_TD)
+            if mixture.shared_gate:
+                gate_T1 = h_TD @ self._read(layer["shared_gate"]).T
+                shared_TD = shared_TD / (1 + torch.exp(-gate_T1))
+            y_TD = y_TD + shared_TD
+        return y_TD
+
+    def _choose(self, choice_TX: torch.Tensor, router: Router) -> torch.Tensor:
+        margin_T = torch.full((len(choice_TX),), torch.inf, dtype=torch.float64)
+        if router.num_groups > 1:
+            members_TNX = choice_TX.view(len(choice_TX), router.num_groups, -1)
+            num_best = 1 if router.group_score == "best" else 2
+            group_TN = members_TNX.sort(-1, descending=True).values[:, :, :num_best].sum(-1)
+            best, order = torch.sort(group_TN, dim=-1, descending=True, stable=True)
+            if router.top_groups < router.num_groups:
+                margin_T = best[:, router.top_groups - 1] - best[:, router.top_groups]
+            for group in range(router.num_groups):
+                out_T = (order[:, : router.top_groups] != group).all(-1)
+                members_TNX[out_T, group] = -torch.inf
+        best, expert = torch.sort(choice_TX, dim=-1, descending=True, stable=True)
+        if router.top_k < choice_TX.shape[1]:
+            gap_T = best[:, router.top_k - 1] - best[:, router.top_k]
+            margin_T = torch.minimum(margin_T, gap_T)
+        self._margins.append(margin_T)
+        self._chosen.append(expert[:, : router.top_k])
+        return expert[:, : router.top_k]
 
     def _expert(self, layer: int, number: int, h_TD: torch.Tensor) -> torch.Tensor:
-        names = self._names.expert(layer, number)
-        item = number if self._names.stacked else None
-        if names.gate_up is None:
-            gate, up = self.read(names.gate), self.read(names.up)
-        else:
-            gate, up = self.read(names.gate_up, item=item).chunk(2)
-        gated_TI = h_TD @ gate.T
-        hidden_TI = gated_TI / (1 + torch.exp(-gated_TI)) * (h_TD @ up.T)
-        return hidden_TI @ self.read(names.down, item=item).T
+        stored = self._names.expert(layer, number)
+        if not self._names.experts.stacked:
+            return self._mlp(stored, "", h_TD)
+        gate, up = self._read(stored["gate_up"], number).chunk(2)
+        return _gated(h_TD, gate, up, self._read(stored["down"], number))
 
-    def _rotate(self, x_THE: torch.Tensor) -> torch.Tensor:
-        width = self._config.head_dim
-        half = width // 2
-        frequency = self._config.rope_theta ** -(
-            torch.arange(half, dtype=torch.float64) * 2 / width
-        )
-        angle = (torch.arange(len(x_THE), dtype=torch.float64)[:, None] * frequency)[:, None]
-        first, second = x_THE[..., :half], x_THE[..., half:]
-        return torch.cat(
-            (
-                first * angle.cos() - second * angle.sin(),
-                second * angle.cos() + first * angle.sin(),
-            ),
-            dim=-1,
-        )
+    def _mlp(self, layer: Layer, part: str, h_TD: torch.Tensor) -> torch.Tensor:
+        gate, up, down = (self._read(layer[f"{part}{name}"]) for name in ("gate", "up", "down"))
+        return _gated(h_TD, gate, up, down)
+
+
+def _gated(
+    h_TD: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    gated_TI = h_TD @ gate.T
+    return (gated_TI / (1 + torch.exp(-gated_TI)) * (h_TD @ up.T)) @ down.T

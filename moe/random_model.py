@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from .chat import END_OF_TEXT, IM_END, IM_START, tokenizer_config
-from .config import ARCHITECTURES, ModelConfig
-from .hub import hub_config
+from .config import ARCHITECTURES, ModelConfig, read_config
+from .hub import HubSizes, hub_config
 from .tensor_names import TensorNames
 
 WEIGHT_STD = 0.15
@@ -35,6 +36,8 @@ class RandomModelSizes:
     num_experts: int = 8
     top_k: int = 2
     expert_size: int = 64
+    dense_size: int = 96
+    """Width of layers without experts, and of shared experts that have a width of their own."""
     vocab_size: int = 320
     max_positions: int = 2048
     dtype: str = "float32"
@@ -44,28 +47,31 @@ class RandomModelSizes:
 def write_random_model(folder: Path, architecture: str, seed: int, **sizes: int | str) -> Path:
     """Write a checkpoint, its config and a byte-level tokenizer; the same bytes for the same seed.
 
-    `sizes` are fields of `RandomModelSizes`. Weights are per expert, in the hub's names. Raises
-    ValueError for an architecture that is not in `ARCHITECTURES` or a vocabulary below 259 (256
-    bytes and three special tokens).
+    `sizes` are fields of `RandomModelSizes`; an architecture takes those it has. Weights have the
+    hub's names and layout. Raises ValueError for an architecture that is not in `ARCHITECTURES` or
+    a vocabulary below 259 (256 bytes and three special tokens).
     """
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture {architecture!r} is none of {', '.join(ARCHITECTURES)}")
     chosen = replace(RandomModelSizes(), **sizes)  # type: ignore[arg-type]
     tokenizer = byte_tokenizer(chosen.vocab_size)
     eos_token_ids = (SPECIAL_TOKENS.index(IM_END), SPECIAL_TOKENS.index(END_OF_TEXT))
-    config = _model_config(architecture, chosen, eos_token_ids)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        _random_tensors(config, seed), folder / "model.safetensors", metadata={"format": "pt"}
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
     files = {
-        "config.json": hub_config(config),
-        "generation_config.json": {"eos_token_id": list(config.eos_token_ids)},
-        "tokenizer_config.json": tokenizer_config(max_positions=config.max_positions),
+        "config.json": hub_config(
+            architecture, _common(chosen), eos_token_ids, **_special(architecture, chosen)
+        ),
+        "generation_config.json": {"eos_token_id": list(eos_token_ids)},
+        "tokenizer_config.json": tokenizer_config(max_positions=chosen.max_positions),
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
+    save_file(
+        _random_tensors(read_config(folder), seed),
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -99,29 +105,96 @@ def byte_tokenizer(vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _model_config(
-    architecture: str, sizes: RandomModelSizes, eos_token_ids: tuple[int, ...]
-) -> ModelConfig:
-    return ModelConfig(
-        architecture=architecture,
+def _common(sizes: RandomModelSizes) -> HubSizes:
+    return HubSizes(
         num_layers=sizes.num_layers,
         hidden_size=sizes.hidden_size,
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        num_experts=sizes.num_experts,
-        top_k=sizes.top_k,
-        expert_size=sizes.expert_size,
         vocab_size=sizes.vocab_size,
-        rms_eps=1e-6,
-        rope_theta=10000.0,
-        norm_topk=True,
-        qk_norm=architecture == "qwen3_moe",
         max_positions=sizes.max_positions,
-        tie_embeddings=sizes.tie_embeddings,
-        eos_token_ids=eos_token_ids,
         dtype=sizes.dtype,
+        tie_embeddings=sizes.tie_embeddings,
     )
+
+
+def _special(architecture: str, sizes: RandomModelSizes) -> dict[str, Any]:
+    """Fields only this architecture has. Where layers may be dense, the first one is."""
+    head: dict[str, Any] = {"head_dim": sizes.head_dim}
+    dense = {"intermediate_size": sizes.dense_size}
+    narrow: dict[str, Any] = {
+        "intermediate_size": sizes.expert_size,
+        "num_experts_per_tok": sizes.top_k,
+    }
+    routed: dict[str, Any] = {
+        "num_experts_per_tok": sizes.top_k,
+        "moe_intermediate_size": sizes.expert_size,
+    }
+    match architecture:
+        case "mixtral":
+            return head | narrow | {"num_local_experts": sizes.num_experts, "sliding_window": None}
+        case "qwen3_moe":
+            return (
+                head
+                | routed
+                | {
+                    "intermediate_size": sizes.expert_size,
+                    "num_experts": sizes.num_experts,
+                    "norm_topk_prob": True,
+                    "decoder_sparse_step": 1,
+                    "mlp_only_layers": [],
+                    "use_sliding_window": False,
+                }
+            )
+        case "qwen2_moe":
+            return (
+                head
+                | routed
+                | dense
+                | {
+                    "num_experts": sizes.num_experts,
+                    "shared_expert_intermediate_size": sizes.dense_size,
+                    "norm_topk_prob": False,
+                    "decoder_sparse_step": 1,
+                    "mlp_only_layers": [0],
+                    "qkv_bias": True,
+                    "use_sliding_window": False,
+                }
+            )
+        case "granitemoe":
+            multipliers = {
+                "embedding_multiplier": 2.0,
+                "attention_multiplier": 0.2,
+                "residual_multiplier": 0.5,
+                "logits_scaling": 2.0,
+            }
+            return narrow | multipliers | {"num_local_experts": sizes.num_experts}
+        case "olmoe":
+            return narrow | {"num_experts": sizes.num_experts, "norm_topk_prob": False}
+        case "deepseek_v2" | "deepseek_v3":
+            return routed | dense | _deepseek(architecture, sizes)
+        case "llama" | "qwen3":
+            return head | dense
+    raise AssertionError(architecture)
+
+
+def _deepseek(architecture: str, sizes: RandomModelSizes) -> dict[str, Any]:
+    shared: dict[str, Any] = {
+        "num_key_value_heads": sizes.num_heads,
+        "n_routed_experts": sizes.num_experts,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": sizes.hidden_size // 2,
+        "qk_nope_head_dim": sizes.head_dim // 2,
+        "qk_rope_head_dim": sizes.head_dim // 2,
+        "v_head_dim": sizes.head_dim // 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+    }
+    if architecture == "deepseek_v2":
+        return shared | {"q_lora_rank": None, "topk_method": "group_limited_greedy"}
+    return shared | {"q_lora_rank": 3 * sizes.hidden_size // 4, "norm_topk_prob": True}
 
 
 def _random_tensors(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
@@ -129,8 +202,8 @@ def _random_tensors(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     names = TensorNames.hub(config)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     tensors = {}
-    for place, (name, shape) in enumerate(names.shapes()):
-        noise = np.random.default_rng([seed, place]).standard_normal(shape) * WEIGHT_STD
-        values = noise + 1 if name.endswith("norm.weight") else noise
-        tensors[name] = torch.from_numpy(values).to(dtype)
+    for place, stored in enumerate(names.all()):
+        noise = np.random.default_rng([seed, place]).standard_normal(stored.shape) * WEIGHT_STD
+        values = noise + 1 if stored.name.endswith("norm.weight") else noise
+        tensors[stored.name] = torch.from_numpy(values).to(dtype)
     return tensors

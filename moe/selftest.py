@@ -20,8 +20,8 @@ NUM_TOKENS = 70
 """More than one KV block, no multiple of anything."""
 NUM_DECODED = 3
 CHUNK = 7
-NUM_LAYERS = 2
-"""All layers have the same shapes, so kernels are tried as well by few as by many."""
+LAYERS_OF_A_KIND = 2
+"""Layers of a kind have the same shapes, so kernels are tried as well by few as by many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,10 @@ def exactness(
 
     Compares logits and chosen experts bit by bit. Other ranks are not asked: their experts and
     heads count as zero, which changes the numbers but not which kernels see how many rows. Uses the
-    first layers, the head and a cache of its own; takes well under a second for a small model. To
-    be run under inference mode with the threads that will be used.
+    first layers of each kind, the head and a cache of its own; takes well under a second for a
+    small model. To be run under inference mode with the threads that will be used.
     """
-    few = _Alone(_shortened(model.config), weights, placement, ep_rank)
+    few = _Alone(model.config, weights, placement, ep_rank)
     token_ids = [(7919 * i + 1) % model.config.vocab_size for i in range(2 * NUM_TOKENS)]
     tokens, neighbour = token_ids[:NUM_TOKENS], token_ids[NUM_TOKENS:]
     whole = few.run(few.fresh_cache(), [(tokens, 0)])
@@ -58,8 +58,9 @@ def exactness(
     )
 
 
-def _shortened(config: ModelConfig) -> ModelConfig:
-    return replace(config, num_layers=min(config.num_layers, NUM_LAYERS))
+def _few_layers(config: ModelConfig) -> list[int]:
+    dense = [i for i in range(config.num_layers) if i not in config.moe_layers]
+    return sorted((*dense[:LAYERS_OF_A_KIND], *config.moe_layers[:LAYERS_OF_A_KIND]))
 
 
 def _same(left: ForwardOutput, right: ForwardOutput) -> bool:
@@ -78,8 +79,10 @@ class _Alone:
     def __init__(
         self, config: ModelConfig, weights: Weights, placement: Placement, ep_rank: int
     ) -> None:
-        self._model = Model(config)
-        self._weights = replace(weights, layers=weights.layers[: config.num_layers])
+        layers = _few_layers(config)
+        moe_layers = tuple(i for i, layer in enumerate(layers) if layer in config.moe_layers)
+        self._model = Model(replace(config, num_layers=len(layers), moe_layers=moe_layers))
+        self._weights = replace(weights, layers=tuple(weights.layers[i] for i in layers))
         self._placement = placement
         self._ep_rank = ep_rank
         self._blocks_per_sequence = -(-NUM_TOKENS // BLOCK_SIZE)

@@ -26,9 +26,9 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from .chat import tokenizer_config
-from .config import ModelConfig
+from .config import read_config
 from .errors import ModelError
-from .hub import hub_config
+from .hub import HubSizes, hub_config
 from .tensor_names import TensorNames
 
 ROUTER_STD = 0.05
@@ -171,41 +171,47 @@ class _DenseModel:
         )
         return tokenizer
 
-    def config(self, recipe: Recipe) -> ModelConfig:
+    def config(self, recipe: Recipe) -> dict[str, object]:
+        """config.json of the mixture."""
         width = self.field("llama.feed_forward_length")
         if width % recipe.slices:
             raise ValueError(f"{recipe.slices} slices do not divide a layer of width {width}")
-        return ModelConfig(
-            architecture="mixtral",
+        sizes = HubSizes(
             num_layers=self.field("llama.block_count"),
             hidden_size=self.field("llama.embedding_length"),
             num_heads=self.field("llama.attention.head_count"),
             num_kv_heads=self.field("llama.attention.head_count_kv"),
-            head_dim=self.field("llama.rope.dimension_count"),
-            num_experts=recipe.num_experts,
-            top_k=recipe.top_k,
-            expert_size=width // recipe.slices,
             vocab_size=self.field("llama.vocab_size"),
+            max_positions=self.field("llama.context_length"),
             rms_eps=round(self.field("llama.attention.layer_norm_rms_epsilon"), 9),
             rope_theta=float(self.field("llama.rope.freq_base")),
-            norm_topk=True,
-            qk_norm=False,
-            max_positions=self.field("llama.context_length"),
             tie_embeddings=True,
-            eos_token_ids=(self.field("tokenizer.ggml.eos_token_id"),),
             dtype="bfloat16",
+        )
+        return hub_config(
+            "mixtral",
+            sizes,
+            [self.field("tokenizer.ggml.eos_token_id")],
+            head_dim=self.field("llama.rope.dimension_count"),
+            num_local_experts=recipe.num_experts,
+            num_experts_per_tok=recipe.top_k,
+            intermediate_size=width // recipe.slices,
+            sliding_window=None,
+            interlace_recipe=asdict(recipe),
         )
 
 
 def _write(
     folder: Path, source: _DenseModel, recipe: Recipe, on_progress: Callable[[int, int], None]
 ) -> None:
-    config = source.config(recipe)
+    raw = source.config(recipe)
+    (folder / "config.json").write_text(json.dumps(raw, indent=1) + "\n")
+    config = read_config(folder)
     total = config.num_layers + 2
     names = TensorNames.hub(config)
     tensors = {
-        names.embed: source.tensor("token_embd.weight").bfloat16(),
-        names.norm: source.tensor("output_norm.weight").bfloat16(),
+        names.embed.name: source.tensor("token_embd.weight").bfloat16(),
+        names.norm.name: source.tensor("output_norm.weight").bfloat16(),
     }
     for layer in range(config.num_layers):
         on_progress(layer, total)
@@ -218,7 +224,6 @@ def _write(
     source.tokenizer().save(str(folder / "tokenizer.json"))
     template = source.field("tokenizer.chat_template")
     files = {
-        "config.json": {**hub_config(config), "interlace_recipe": asdict(recipe)},
         "generation_config.json": {"eos_token_id": list(config.eos_token_ids)},
         "tokenizer_config.json": tokenizer_config(
             template=template, max_positions=config.max_positions
@@ -232,15 +237,16 @@ def _write(
 def _attention(source: _DenseModel, names: TensorNames, layer: int) -> dict[str, torch.Tensor]:
     into = names.layer(layer)
     dense = {
-        into.input_norm: "attn_norm",
-        into.post_norm: "ffn_norm",
-        into.q: "attn_q",
-        into.k: "attn_k",
-        into.v: "attn_v",
-        into.o: "attn_output",
+        "input_norm": "attn_norm",
+        "post_norm": "ffn_norm",
+        "q": "attn_q",
+        "k": "attn_k",
+        "v": "attn_v",
+        "o": "attn_output",
     }
     return {
-        name: source.tensor(f"blk.{layer}.{old}.weight").bfloat16() for name, old in dense.items()
+        into[part].name: source.tensor(f"blk.{layer}.{old}.weight").bfloat16()
+        for part, old in dense.items()
     }
 
 
@@ -255,7 +261,7 @@ def _mixture(
     order_I = torch.randperm(len(gate_ID), generator=generator)
     router_CD = torch.randn(recipe.copies, gate_ID.shape[1], generator=generator) * ROUTER_STD
     router_XD = router_CD.repeat_interleave(recipe.slices, 0)
-    tensors = {names.layer(layer).router: router_XD.bfloat16()}
+    tensors = {names.layer(layer)["router"].name: router_XD.bfloat16()}
 
     def disturbed(weight: torch.Tensor) -> torch.Tensor:
         noise = torch.randn(weight.shape, generator=generator)
@@ -264,8 +270,8 @@ def _mixture(
     for expert in range(recipe.num_experts):
         mine_I = order_I.chunk(recipe.slices)[expert % recipe.slices]
         into = names.expert(layer, expert)
-        tensors[into.gate] = disturbed(gate_ID[mine_I])
-        tensors[into.up] = disturbed(up_ID[mine_I])
+        tensors[into["gate"].name] = disturbed(gate_ID[mine_I])
+        tensors[into["up"].name] = disturbed(up_ID[mine_I])
         # The router's weights of a copy's slices sum to one, so each is as large as their number.
-        tensors[into.down] = disturbed(down_DI[:, mine_I] * recipe.slices)
+        tensors[into["down"].name] = disturbed(down_DI[:, mine_I] * recipe.slices)
     return tensors

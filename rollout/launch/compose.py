@@ -212,7 +212,7 @@ def _part(
         chunk_tokens=config.scheduler.chunk_tokens,
         max_running=config.scheduler.max_running,
         max_context=max_context,
-        expert_shape=(model_config.num_layers, model_config.top_k),
+        expert_shape=(model_config.num_moe_layers, model_config.top_k),
         text_of=_text_of(folder),
     )
     return Leader(

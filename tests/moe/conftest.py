@@ -10,9 +10,12 @@ from interlace.moe.random_model import write_random_model
 
 @pytest.fixture(scope="session")
 def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny random model of every architecture."""
+    """A tiny random model of every architecture; the two that came first are the deepest."""
     root = tmp_path_factory.mktemp("tiny")
-    return {name: write_random_model(root / name, name, seed=1) for name in ARCHITECTURES}
+    return {
+        name: write_random_model(root / name, name, seed=1, num_layers=4 if place < 2 else 2)
+        for place, name in enumerate(ARCHITECTURES)
+    }
 
 
 @pytest.fixture(params=ARCHITECTURES)

@@ -36,7 +36,9 @@ class Pool:
         batch = Batch.build(describe(*[([0] * (b - a), a, self.tables[s]) for s, a, b in rows]))
         q = torch.cat([self.queries[s][a:b] for s, a, b in rows])
         return list(
-            block_attention(q, self.key, self.value, batch).split([b - a for _, a, b in rows])
+            block_attention(q, (self.key,), self.value, batch, scale=q.shape[-1] ** -0.5).split(
+                [b - a for _, a, b in rows]
+            )
         )
 
     def sequence(self, plane: torch.Tensor, number: int) -> torch.Tensor:

@@ -39,11 +39,35 @@ def test_both_spellings_of_a_config_are_one_model(
     assert read_config(newer) == read_config(older)
 
 
-def test_the_tiny_preset_is_what_it_says(tiny: tuple[Path, ModelConfig]) -> None:
-    config = tiny[1]
-    assert (config.num_layers, config.hidden_size, config.num_heads) == (4, 64, 8)
+def test_the_tiny_preset_is_what_it_says(tiny_folders: dict[str, Path]) -> None:
+    config = read_config(tiny_folders["qwen3_moe"])
+    assert (config.num_layers, config.hidden_size, config.attention.num_heads) == (4, 64, 8)
     assert (config.num_experts, config.top_k, config.vocab_size) == (8, 2, 320)
-    assert config.qk_norm == (config.architecture == "qwen3_moe")
+
+
+def test_a_tiny_model_has_experts_where_its_architecture_has(
+    tiny: tuple[Path, ModelConfig],
+) -> None:
+    config = tiny[1]
+    every = tuple(range(config.num_layers))
+    dense_first = ("qwen2_moe", "deepseek_v2", "deepseek_v3")
+    expected = every[1:] if config.architecture in dense_first else every
+    dense = config.architecture in ("llama", "qwen3")
+    assert config.moe_layers == (() if dense else expected)
+    assert (config.num_experts, config.top_k) == ((0, 0) if dense else (8, 2))
+    assert (config.dense_size > 0) == (len(config.moe_layers) < config.num_layers)
+
+
+def test_some_layers_may_be_dense(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    source = tiny_folders["qwen3_moe"]
+    every_other = read_config(edited(source, tmp_path / "a", decoder_sparse_step=2))
+    assert every_other.moe_layers == (1, 3)
+    named = read_config(edited(source, tmp_path / "b", mlp_only_layers=[0, 3]))
+    assert named.moe_layers == (1, 2)
+    none = read_config(edited(source, tmp_path / "c", mlp_only_layers=[0, 1, 2, 3]))
+    assert (none.mixture, none.num_experts, none.num_moe_layers) == (None, 0, 0)
+    first = read_config(edited(tiny_folders["deepseek_v3"], tmp_path / "d"))
+    assert first.moe_layers == (1,)
 
 
 def test_end_tokens_come_from_the_generation_config_first(
@@ -58,20 +82,23 @@ def test_end_tokens_come_from_the_generation_config_first(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'; supported are mixtral, qwen3_moe"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported are mixtral, qwen3_moe, qwen2"),
         ({"model_type": None}, "model_type is None"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map asks for code"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
+        ({"quantization_config": {"bits": 4}}, "supported are float32, bfloat16 and float16"),
         ({"attention_bias": True}, "attention_bias is true"),
+        ({"mlp_bias": True}, "mlp_bias is true"),
+        ({"clip_qkv": 8.0}, "clip_qkv is set"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"use_sliding_window": True, "sliding_window": 128}, "sliding_window is 128"),
         ({"layer_types": ["sliding_attention"]}, "layer_types has sliding_attention"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "'yarn' rotary scaling"),
-        ({"rope_scaling": {"type": "linear", "factor": 4}}, "'linear' rotary scaling"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1}}, "'llama3' rotary scaling"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, "'linear' rotary scaling; supported"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' rotary scaling"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is set"),
         ({"rope_theta": None}, "rope_theta is missing"),
-        ({"decoder_sparse_step": 2}, "makes some layers dense"),
-        ({"mlp_only_layers": [0]}, "makes some layers dense"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be a positive integer"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers is [-1]; it must be a list of layers"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1; it must be a positive integer"),
         ({"hidden_size": 64.5}, "hidden_size is 64.5; it must be a positive integer"),
@@ -94,6 +121,45 @@ def test_what_cannot_run_is_refused_by_field(
     with pytest.raises(ModelError, match=re.escape(message)) as caught:
         read_config(folder)
     assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; supported are"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is true"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func must be sigmoid"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq must be 1"),
+        ("deepseek_v3", {"n_group": 3}, "n_group 3 does not divide 8 experts"),
+        ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 3}, "cannot hold 3 experts"),
+        ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd"),
+        ("granitemoe", {"residual_multiplier": -1}, "residual_multiplier is -1"),
+        ("qwen2_moe", {"shared_expert_intermediate_size": None}, "shared_expert_intermediate_size"),
+        ("llama", {"intermediate_size": None}, "intermediate_size is missing"),
+    ],
+)
+def test_what_one_architecture_cannot_be_is_refused_by_field(
+    tiny_folders: dict[str, Path],
+    tmp_path: Path,
+    architecture: str,
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    folder = edited(tiny_folders[architecture], tmp_path / "m", **changes)
+    with pytest.raises(ModelError, match=re.escape(message)):
+        read_config(folder)
+
+
+def test_an_adapter_and_a_gguf_file_are_refused_with_what_is_supported(
+    tiny_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    adapter = edited(tiny_folders["llama"], tmp_path / "adapter")
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"LoRA adapter; supported are whole models: merge it"):
+        read_config(adapter)
+    (tmp_path / "m-Q4.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"m-Q4\.gguf: GGUF files are not read; supported are"):
+        read_config(tmp_path)
 
 
 def test_a_window_as_long_as_the_model_is_no_window(

@@ -11,8 +11,10 @@ from tests.moe.ways import WAYS, whole
 from interlace.moe.config import ModelConfig
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
+from interlace.moe.kv_cache import attention_planes
 from interlace.moe.linear import Linear
 from interlace.moe.model import Model
+from interlace.moe.parts import Latent
 from interlace.moe.placement import Placement
 from interlace.moe.program import stub_result
 from interlace.moe.selftest import exactness
@@ -33,9 +35,11 @@ def test_every_way_on_every_world_gives_the_bits_of_a_whole_prefill_on_one_rank(
     worlds = {
         "one rank": Ranks(folder, config, dtype=dtype),
         "two data-parallel": Ranks(folder, config, dtype=dtype, world=2),
-        "experts scattered": Ranks(folder, config, dtype=dtype, world=2, placement=SCATTERED),
         "two tensor-parallel": Ranks(folder, config, dtype=dtype, world=2, tp_size=2),
     }
+    if config.num_experts:
+        scattered = Ranks(folder, config, dtype=dtype, world=2, placement=SCATTERED)
+        worlds["experts scattered"] = scattered
     for world, ranks in worlds.items():
         for name, way in ({"whole": whole} | WAYS).items():
             found = way(ranks, TOKENS)
@@ -75,7 +79,8 @@ def test_the_program_is_the_same_for_any_rows_and_for_none(
     stages = [stage for _, _, stage in programs[0]]
     assert len(set(stages)) == len(stages)
     roles = {role for _, role, _ in programs[0]}
-    assert roles == ({"ep"} if tp_size == 1 else {"ep", "tp"})
+    ep = {"ep"} if ranks.config.num_moe_layers else set()
+    assert roles == (ep if tp_size == 1 else ep | {"tp"})
 
 
 def test_the_empty_forward_on_stub_results_has_the_program_of_a_real_one(
@@ -97,13 +102,14 @@ def test_the_empty_forward_on_stub_results_has_the_program_of_a_real_one(
         answer = stub_result(request, 2)
     assert recorded == real
     assert output.logits_SV.shape == (0, 320)
-    assert output.experts_TLK.shape == (0, 4, 2)
+    assert output.experts_TLK.shape == (0, ranks.config.num_moe_layers, ranks.config.top_k)
 
 
 def test_forward_refuses_weights_of_another_place(tiny: tuple[Path, ModelConfig]) -> None:
     ranks = Ranks(*tiny, world=2)
-    with pytest.raises(ValueError, match="places experts"):
-        run_alone(ranks.model.forward(ranks.weights[0], ranks.contexts[1], Description()))
+    if ranks.config.num_experts:
+        with pytest.raises(ValueError, match="places experts"):
+            run_alone(ranks.model.forward(ranks.weights[0], ranks.contexts[1], Description()))
     sharded = Ranks(*tiny, world=2, tp_size=2)
     with pytest.raises(ValueError, match="tensor-parallel rank 1 of 2"):
         run_alone(ranks.model.forward(sharded.weights[0], sharded.contexts[1], Description()))
@@ -120,7 +126,9 @@ def test_tensor_parallelism_that_splits_a_head_is_refused(
     tiny: tuple[Path, ModelConfig],
 ) -> None:
     folder, config = tiny
-    with pytest.raises(ValueError, match="cannot divide 4 key/value heads"):
+    latent = isinstance(config.attention, Latent)
+    heads = "8 query heads" if latent else "4 key/value heads"
+    with pytest.raises(ValueError, match=f"tensor parallelism of 3 cannot divide {heads}"):
         load_weights(folder, config, expert_ids=(0,), dtype=torch.float32, tp_size=3)
 
 
@@ -179,4 +187,6 @@ def test_nothing_is_written_by_an_empty_forward(tiny: tuple[Path, ModelConfig]) 
     ranks = Ranks(*tiny)
     ranks.run(Description())
     context: PathContext = ranks.contexts[0]
-    assert not any(context.kv.plane(layer, "key").any() for layer in range(4))
+    names = attention_planes(ranks.config)
+    layers = range(ranks.config.num_layers)
+    assert not any(context.kv.plane(layer, name).any() for layer in layers for name in names)

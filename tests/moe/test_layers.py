@@ -1,5 +1,6 @@
 """The small parts: products, experts, routing, the cache, placements and stub answers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from interlace.comm.collectives import Exchange, Gather
 from interlace.moe.config import ModelConfig
 from interlace.moe.experts import Expert, apply_experts
 from interlace.moe.kv_cache import KVCache, attention_planes, bytes_per_block
-from interlace.moe.linear import Linear, padded_linear
+from interlace.moe.linear import HeadwiseLinear, Linear, padded_linear
+from interlace.moe.parts import Router
 from interlace.moe.placement import Placement
 from interlace.moe.program import echo_result, stub_result
-from interlace.moe.router import route
+from interlace.moe.router import padded_sigmoid, route
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -61,11 +63,57 @@ def test_experts_are_gated_mlps_whatever_their_width(size: int, dtype: torch.dty
 
 def test_equal_experts_are_chosen_by_lowest_id() -> None:
     logits_TX = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0], [3.0] * 5])
-    routing = route(logits_TX, top_k=3, norm_topk=True)
+    router = Router(score="softmax", top_k=3, normalise=True)
+    routing = route(logits_TX, router)
     assert routing.topk_TK.tolist() == [[1, 3, 2], [0, 1, 2]]
     torch.testing.assert_close(routing.weight_TK.sum(1), torch.ones(2))
-    plain = route(logits_TX, top_k=3, norm_topk=False)
+    plain = route(logits_TX, replace(router, normalise=False))
     torch.testing.assert_close(plain.weight_TK[1], torch.full((3,), 0.2))
+
+
+def test_only_experts_of_the_best_groups_are_chosen_and_weights_are_without_bias() -> None:
+    score_TX = torch.tensor([[0.1, 0.8, 0.3, 0.3, 0.9, 0.05]])
+    router = Router(
+        score="sigmoid", top_k=2, normalise=False, num_groups=3, group_score="best two", scale=2.0
+    )
+    logits_TX = torch.logit(score_TX)
+    bias_X = torch.tensor([0.0, 0.0, 0.4, 0.4, 0.0, 0.0])
+    assert route(logits_TX, replace(router, top_groups=3), bias_X).topk_TK.tolist() == [[4, 1]]
+    routing = route(logits_TX, replace(router, top_groups=1), bias_X)
+    assert routing.topk_TK.tolist() == [[2, 3]]
+    torch.testing.assert_close(routing.weight_TK, torch.tensor([[0.6, 0.6]]))
+    best = replace(router, top_groups=1, group_score="best")
+    assert route(logits_TX, best).topk_TK.tolist() == [[4, 5]]
+    two = route(logits_TX, replace(best, top_groups=2, normalise=True, scale=1.0))
+    torch.testing.assert_close(two.weight_TK.sum(1), torch.ones(1))
+
+
+@pytest.mark.parametrize("width", [1, 8, 60, 64])
+def test_a_row_of_a_padded_sigmoid_does_not_depend_on_the_number_of_rows(width: int) -> None:
+    x_TX = torch.randn(70, width) * 4
+    expected = padded_sigmoid(x_TX)
+    torch.testing.assert_close(expected, torch.sigmoid(x_TX))
+    for count in range(1, 40):
+        assert torch.equal(padded_sigmoid(x_TX[3 : 3 + count]), expected[3 : 3 + count])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(8, 16, 32), (4, 24, 48), (16, 128, 512), (2, 512, 128)])
+def test_a_headwise_product_depends_on_neither_rows_nor_heads(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    num_heads, num_inputs, num_outputs = shape
+    weight_HNK = (torch.randn(num_heads, num_outputs, num_inputs) * 0.05).to(dtype)
+    x_THK = torch.randn(70, num_heads, num_inputs).to(dtype)
+    whole, half = HeadwiseLinear(weight_HNK), HeadwiseLinear(weight_HNK[num_heads // 2 :])
+    expected = whole(x_THK)
+    for head in range(num_heads):
+        torch.testing.assert_close(expected[:, head], F.linear(x_THK[:, head], weight_HNK[head]))
+    for count in (*range(0, 34), 63):
+        rows = x_THK[5 : 5 + count]
+        assert torch.equal(whole(rows), expected[5 : 5 + count]), count
+        halved = half(rows[:, num_heads // 2 :])
+        assert torch.equal(halved, expected[5 : 5 + count, num_heads // 2 :]), count
 
 
 def test_planes_keep_what_is_written_and_blocks_are_copied_in_order() -> None:
@@ -97,7 +145,8 @@ def test_a_block_costs_what_its_planes_hold(tiny: tuple[Path, ModelConfig]) -> N
             planes=attention_planes(config, tp_size),
             dtype=torch.bfloat16,
         )
-        planes = [cache.plane(i, n) for i in range(config.num_layers) for n in ("key", "value")]
+        names = attention_planes(config)
+        planes = [cache.plane(i, n) for i in range(config.num_layers) for n in names]
         held = sum(plane.nbytes for plane in planes)
         assert held == 3 * bytes_per_block(config, torch.bfloat16, tp_size)
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from interlace.moe.checkpoint import Checkpoint
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.errors import ModelError
+from interlace.moe.mixture import MixtureLayer
 from interlace.moe.weights import load_weights
 
 Q = "model.layers.1.self_attn.q_proj.weight"
@@ -82,6 +83,10 @@ WRONG_SIZE = json.dumps({Q: {"dtype": "F32", "shape": [4, 4], "data_offsets": [0
             with_tensor("model.layers.4.extra", torch.zeros(1)),
             "tensor model.layers.4.extra has no place in a mixtral of 4 layers",
         ),
+        (
+            with_tensor("base_model.model.q_proj.lora_A.weight", torch.zeros(1)),
+            "lora_A.weight belongs to a LoRA adapter; supported are whole models",
+        ),
         (cut_short, "truncated: tensor"),
         (lambda folder: (folder / FILE).write_bytes(b"abc"), "not a whole safetensors file"),
         (header(b"not json"), "damaged safetensors header"),
@@ -147,5 +152,10 @@ def test_a_rank_holds_its_own_experts_and_its_version(tiny: tuple[Path, ModelCon
     weights = load_weights(folder, config, expert_ids=(6, 3), dtype=torch.bfloat16, version=4)
     assert weights.expert_ids == (6, 3)
     assert weights.version == 4
-    assert all(len(layer.experts) == 2 for layer in weights.layers)
+    owned = [
+        len(layer.feed_forward.experts)
+        for layer in weights.layers
+        if isinstance(layer.feed_forward, MixtureLayer)
+    ]
+    assert owned == [2] * config.num_moe_layers
     assert weights.embed_VD.dtype == torch.bfloat16

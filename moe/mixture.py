@@ -1,0 +1,56 @@
+"""One layer's experts on one rank: choosing, applying and adding up.
+
+Shapes: T rows of this rank, D hidden, K experts a row goes to, R rows received.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .dispatch import Dispatched
+from .experts import Expert, apply_experts
+from .linear import Linear
+from .parts import Mixture
+from .router import Routing, padded_sigmoid, route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureLayer:
+    """Router and experts; the rows' way to them and back is a dispatcher's."""
+
+    sizes: Mixture
+    router: Linear
+    router_bias_X: torch.Tensor | None
+    """float32; added to the scores for the choice."""
+    experts: tuple[Expert, ...]
+    """This rank's own, in the order of `Weights.expert_ids`."""
+    shared: Expert | None
+    """The expert every row goes to; every rank has it whole."""
+    shared_gate: Linear | None
+    """What weights the shared expert's output, in its first column; the others are padding."""
+
+    def route(self, h_TD: torch.Tensor) -> Routing:
+        if self.sizes.router.precise:
+            h_TD = h_TD.float()
+        return route(self.router(h_TD), self.sizes.router, self.router_bias_X)
+
+    def apply(self, dispatched: Dispatched) -> torch.Tensor:
+        """[R, D]"""
+        return apply_experts(self.experts, dispatched.rows_RD, dispatched.expert_counts)
+
+    def total(
+        self, h_TD: torch.Tensor, y_TKD: torch.Tensor, weight_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, D] the outputs weighted in float32 and summed in slot order, the shared one last."""
+        weighted = y_TKD * weight_TK[:, :, None]
+        total = weighted[:, 0]
+        for slot in range(1, y_TKD.shape[1]):
+            total = total + weighted[:, slot]
+        if self.shared is not None:
+            shared_TD = self.shared(h_TD).float()
+            if self.shared_gate is not None:
+                shared_TD = shared_TD * padded_sigmoid(self.shared_gate(h_TD))[:, :1]
+            total = total + shared_TD
+        return total.to(h_TD.dtype)
