@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from interlace.moe.config import ARCHITECTURES, refuse_other_formats
+from interlace.moe.errors import ModelError
 from interlace.moe.random_model import write_random_model
 from interlace.moe.smollm2 import build_smollm2_moe
 from interlace.rollout.config import ConfigError
@@ -16,7 +18,7 @@ from interlace.rollout.config import ConfigError
 Progress = Callable[[int, int], None]
 
 SMOLLM2 = "smollm2-moe"
-RANDOM_MODELS = {"tiny-qwen3-moe": "qwen3_moe", "tiny-mixtral": "mixtral"}
+RANDOM_MODELS = {f"tiny-{name.replace('_', '-')}": name for name in ARCHITECTURES}
 MODEL_NAMES = (SMOLLM2, *RANDOM_MODELS)
 
 
@@ -45,6 +47,10 @@ def model_folder(name_or_path: str) -> Path:
             f"model.path: there is no folder {name_or_path}: give a folder in Hugging Face format "
             f"or one of {', '.join(MODEL_NAMES)}"
         )
+    try:
+        refuse_other_formats(folder)
+    except ModelError as error:
+        raise ConfigError(f"model.path: {error}") from None
     if not is_model(folder):
         raise ConfigError(
             f"model.path: {name_or_path} has no config.json: it is not a folder in Hugging Face "

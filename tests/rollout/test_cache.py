@@ -32,6 +32,12 @@ def test_a_folder_is_taken_as_it_is_and_must_hold_a_model(tmp_path: Path) -> Non
         model_folder(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"has no config.json"):
         model_folder(str(tmp_path))
+    (tmp_path / "model-Q4.gguf").write_text("")
+    with pytest.raises(ConfigError, match=r"model.path: .*GGUF files are not read"):
+        model_folder(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"model.path: .*LoRA adapter; supported are whole"):
+        model_folder(str(tmp_path))
     build_model("tiny-qwen3-moe", tmp_path / "model", seed=3)
     assert model_folder(str(tmp_path / "model")) == tmp_path / "model"
 
