@@ -133,7 +133,11 @@ class Host:
             )
 
     def _start_init(self) -> subprocess.Popen[bytes]:
-        neighbours = "\n".join(f"{address} {name}" for name, address in self._addresses.items())
+        neighbours = "\n".join(
+            f"{prefix}{address} {name}"
+            for name, address in self._addresses.items()
+            for prefix in ("", "::ffff:")  # as a socket for both kinds of addresses sees it
+        )
         return subprocess.Popen(
             [sys.executable, "-I", "-S", str(_INIT), self.name, neighbours],
             stdin=subprocess.PIPE,

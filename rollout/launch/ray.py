@@ -298,6 +298,11 @@ class Cluster:
         else:
             where = f"at {self._address}"
             advice = "start one there with ray start --head, or leave launch.address unset"
+            if "AuthenticationError" in f"{_one_line(error)} {error.__cause__}":
+                advice = (
+                    "it asks for a token: export RAY_AUTH_MODE=token, with the token of its head "
+                    "in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+                )
         return LaunchError(
             f"no Ray cluster {where}: {_one_line(error)}; {advice}; launch.kind=local needs no Ray"
         )
