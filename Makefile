@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday bench test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday test-hosts bench test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -33,6 +33,12 @@ lint: $(READY)  ## style, types, import rules
 
 docs: $(READY)  ## write the pages that are made from code
 	$(BIN)/python -m interlace.rollout.config_docs > docs/config.md
+
+firstday: $(READY)  ## every command and Python block of the documentation, in empty homes
+	$(BIN)/pytest tests/docs -m firstday -o faulthandler_timeout=0
+
+test-hosts: $(READY)  ## all tests of jobs on two hosts; needs root
+	$(BIN)/pytest tests/rollout/test_two_hosts.py -m ''
 
 bench: $(READY)  ## serial against multiplexed on the demo, five times each, in turn
 	$(BIN)/python experiments/bench_modes.py --out out/bench

@@ -196,7 +196,7 @@ def _run(
 def main() -> None:
     """Entry point of the command. Modules of the current folder can be named in a job."""
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     app()
 
 

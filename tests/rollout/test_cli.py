@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from interlace.rollout.cli import app
+from interlace.rollout.cli import app, main
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.store import read_trajectories
 
@@ -127,6 +127,17 @@ def test_options_that_do_not_fit_a_model_say_so(tmp_path: Path) -> None:
     shaped = interlace("model", "tiny-mixtral", "--slices", 2, "--out", tmp_path / "model")
     assert "--slices belongs to smollm2-moe" in the_error(shaped)
     assert "with --out" in the_error(interlace("model", "smollm2-moe", "--noise", 0.1))
+
+
+def test_modules_of_the_current_folder_can_be_named_but_hide_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["interlace", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert sys.path[-1] == str(tmp_path)
 
 
 def test_help_lists_the_presets() -> None:
