@@ -119,18 +119,23 @@ def _tree_sum(parts_P: torch.Tensor, group: TileGroup) -> torch.Tensor:
 
 
 def reference_attention(
-    q_THE: torch.Tensor, key_SGE: torch.Tensor, value_SGE: torch.Tensor, position_T: torch.Tensor
+    q_THE: torch.Tensor,
+    key_SGE: torch.Tensor,
+    value_SGV: torch.Tensor,
+    position_T: torch.Tensor,
+    *,
+    scale: float,
 ) -> torch.Tensor:
     """The same function of one sequence, obvious and slow: float64, row by row, no blocks.
 
-    `key_SGE` and `value_SGE` hold positions 0, 1, ... of the sequence.
+    `key_SGE` and `value_SGV` hold positions 0, 1, ... of the sequence.
     """
-    out = torch.empty(q_THE.shape, dtype=torch.float64)
+    out = torch.empty((*q_THE.shape[:2], value_SGV.shape[2]), dtype=torch.float64)
     members = q_THE.shape[1] // key_SGE.shape[1]
     for row, position in enumerate(position_T.tolist()):
         for head in range(q_THE.shape[1]):
             key = key_SGE[: position + 1, head // members].double()
-            value = value_SGE[: position + 1, head // members].double()
-            score = key @ q_THE[row, head].double() * q_THE.shape[2] ** -0.5
+            value = value_SGV[: position + 1, head // members].double()
+            score = key @ q_THE[row, head].double() * scale
             out[row, head] = torch.softmax(score, 0) @ value
     return out

@@ -14,20 +14,35 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Pool:
-    """Keys and values of several sequences in one pool of scattered blocks."""
+    """Keys and values of several sequences in one pool of scattered blocks.
+
+    With `rope`, values are keys, and a second plane of that width makes keys wider.
+    """
 
     def __init__(
-        self, lengths: list[int], *, groups: int, members: int, width: int, dtype: torch.dtype
+        self,
+        lengths: list[int],
+        *,
+        groups: int,
+        members: int,
+        width: int,
+        dtype: torch.dtype,
+        rope: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(0)
         counts = [-(-length // BLOCK_SIZE) for length in lengths]
         order = torch.randperm(sum(counts) + 3, generator=generator).tolist()
         self.tables = [[order.pop() for _ in range(count)] for count in counts]
         shape = (sum(counts) + 3, groups, BLOCK_SIZE, width)
-        self.key = torch.randn(shape, generator=generator).to(dtype)
+        key = torch.randn(shape, generator=generator).to(dtype)
+        self.keys: tuple[torch.Tensor, ...] = (key,)
         self.value = torch.randn(shape, generator=generator).to(dtype)
+        if rope:
+            second = torch.randn((*shape[:3], rope), generator=generator).to(dtype)
+            self.keys, self.value = (key, second), key
+        self.scale = (width + rope) ** -0.5
         self.queries = [
-            torch.randn(length, groups * members, width, generator=generator).to(dtype)
+            torch.randn(length, groups * members, width + rope, generator=generator).to(dtype)
             for length in lengths
         ]
 
@@ -35,11 +50,8 @@ class Pool:
         """Rows [start, end) of (sequence, start, end) in one batch; each sequence's output."""
         batch = Batch.build(describe(*[([0] * (b - a), a, self.tables[s]) for s, a, b in rows]))
         q = torch.cat([self.queries[s][a:b] for s, a, b in rows])
-        return list(
-            block_attention(q, (self.key,), self.value, batch, scale=q.shape[-1] ** -0.5).split(
-                [b - a for _, a, b in rows]
-            )
-        )
+        out = block_attention(q, self.keys, self.value, batch, scale=self.scale)
+        return list(out.split([b - a for _, a, b in rows]))
 
     def sequence(self, plane: torch.Tensor, number: int) -> torch.Tensor:
         return plane[self.tables[number]].transpose(1, 2).flatten(0, 1)
@@ -47,18 +59,24 @@ class Pool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("groups", "members", "width"), [(1, 1, 64), (2, 3, 32), (4, 2, 16)])
+@pytest.mark.parametrize(
+    ("groups", "members", "width", "rope"),
+    [(1, 1, 64, 0), (2, 3, 32, 0), (4, 2, 16, 0), (1, 8, 48, 16)],
+)
 def test_block_attention_is_attention(
-    groups: int, members: int, width: int, dtype: torch.dtype
+    groups: int, members: int, width: int, rope: int, dtype: torch.dtype
 ) -> None:
-    pool = Pool([130, 1, 64, 65], groups=groups, members=members, width=width, dtype=dtype)
+    pool = Pool(
+        [130, 1, 64, 65], groups=groups, members=members, width=width, dtype=dtype, rope=rope
+    )
     outputs = pool.attend((0, 0, 130), (1, 0, 1), (2, 60, 64), (3, 64, 65))
     for number, (start, end) in enumerate([(0, 130), (0, 1), (60, 64), (64, 65)]):
         expected = reference_attention(
             pool.queries[number][start:end],
-            pool.sequence(pool.key, number),
+            pool.sequence(torch.cat(pool.keys, -1), number),
             pool.sequence(pool.value, number),
             torch.arange(start, end),
+            scale=pool.scale,
         )
         tolerance = 2e-6 if dtype == torch.float32 else 3e-2
         torch.testing.assert_close(
@@ -69,17 +87,28 @@ def test_block_attention_is_attention(
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("groups", "members", "width"),
-    [(1, 1, 16), (1, 1, 64), (1, 3, 64), (2, 2, 32), (3, 3, 64), (2, 8, 128)],
+    ("groups", "members", "width", "rope"),
+    [
+        (1, 1, 16, 0),
+        (1, 1, 64, 0),
+        (1, 3, 64, 0),
+        (2, 2, 32, 0),
+        (3, 3, 64, 0),
+        (2, 8, 128, 0),
+        (1, 2, 48, 16),
+        (1, 8, 512, 64),
+    ],
 )
 def test_bits_do_not_depend_on_chunks_or_neighbours(
-    groups: int, members: int, width: int, dtype: torch.dtype
+    groups: int, members: int, width: int, rope: int, dtype: torch.dtype
 ) -> None:
-    length = 700
-    pool = Pool([length, 90, 1500], groups=groups, members=members, width=width, dtype=dtype)
+    length = 700 if width < 512 else 150
+    pool = Pool(
+        [length, 90, 1500], groups=groups, members=members, width=width, dtype=dtype, rope=rope
+    )
     (expected,) = pool.attend((0, 0, length))
     for size in (1, 2, 5, 8, 9, 31, 32, 33, 64, 300):
-        for start in {0, 1, 63, 64, 400, length - size}:
+        for start in {s for s in (0, 1, 63, 64, 400, length - size) if 0 <= s <= length - size}:
             rows = (0, start, start + size)
             (alone,) = pool.attend(rows)
             first, beside, _ = pool.attend((1, 80, 90), rows, (2, 1400, 1401))
@@ -105,7 +134,7 @@ def test_what_lies_after_a_row_never_counts() -> None:
     pool = Pool([100], groups=2, members=2, width=32, dtype=torch.float32)
     (before,) = pool.attend((0, 10, 70))
     last = pool.tables[0][1]
-    pool.key[last, :, 6:], pool.value[last, :, 6:] = 1e9, -1e9
+    pool.keys[0][last, :, 6:], pool.value[last, :, 6:] = 1e9, -1e9
     assert torch.equal(pool.attend((0, 10, 70))[0], before)
 
 
