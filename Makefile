@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday test-hosts bench test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday test-hosts bench layouts test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -42,6 +42,9 @@ test-hosts: $(READY)  ## all tests of jobs on two hosts; needs root
 
 bench: $(READY)  ## serial against multiplexed on the demo, five times each, in turn
 	$(BIN)/python experiments/bench_modes.py --out out/bench
+
+layouts: $(READY)  ## every architecture in every layout and mode: digests and errors, one table
+	$(BIN)/python experiments/layouts.py --out out/layouts
 
 test-gpu: $(READY)  ## the distributed tests over NCCL, one process a GPU
 	$(BIN)/torchrun --nproc-per-node $${GPUS:-2} -m pytest tests/distributed --backend nccl
