@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import IO
 
 from interlace.rollout.config import ConfigError, RolloutConfig
 
@@ -30,6 +31,7 @@ _VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # their network leads nowhere else
+    "RAY_NUM_REDIS_GET_RETRIES": "120",  # so long, in seconds, a node tries to reach the head
 }
 _OBJECT_STORE_BYTES = 128 * 1024**2
 
@@ -94,41 +96,55 @@ def _over_ray(
     config: RolloutConfig, hosts: tuple[Host, Host], arguments: Sequence[str]
 ) -> Programs:
     address = f"{hosts[0].address}:{_RAY_PORT}"
-    system = json.dumps({"prestart_worker_first_driver": False})
-    head = ("--head", "--port", str(_RAY_PORT), "--include-dashboard", "false")
-    # A host's shared memory is its own, and goes with it: so does what Ray writes.
-    _start_ray(config, hosts[0], *head, "--system-config", system, "--temp-dir", "/dev/shm/ray")
-    _start_ray(config, hosts[1], "--address", address)
+    head = (
+        *("--head", "--port", str(_RAY_PORT), "--include-dashboard", "false"),
+        *("--system-config", json.dumps({"prestart_worker_first_driver": False})),
+        # A host's shared memory is its own, and goes with it: so does what Ray writes.
+        *("--temp-dir", "/dev/shm/ray"),
+    )
+    deadline = time.monotonic() + config.launch.load_timeout_s
+    # Not pipes: what `ray start` leaves running would keep them open.
+    with tempfile.TemporaryFile() as first, tempfile.TemporaryFile() as second:
+        nodes = [
+            _start_ray(config, hosts[0], first, *head),
+            _start_ray(config, hosts[1], second, "--address", address),
+        ]
+        for host, node, output in zip(hosts, nodes, (first, second), strict=True):
+            _await_ray(host, node, output, deadline)
     program = [sys.executable, "-m", _PROGRAM, *arguments, "--set", f"launch.address={address}"]
     return [hosts[0].start(program, variables=_VARIABLES)]
 
 
-def _start_ray(config: RolloutConfig, host: Host, *arguments: str) -> None:
-    """Start a node; returns once it is part of its cluster."""
+def _start_ray(
+    config: RolloutConfig, host: Host, output: IO[bytes], *arguments: str
+) -> subprocess.Popen[bytes]:
+    """A program that ends once its node runs and is part of the cluster."""
     environments, ranks = config.environments, config.layout.world // 2
     # Environments may be anywhere, ranks may not.
     cpus = ranks + math.ceil(environments.num_processes * environments.cpus_per_process)
-    with tempfile.TemporaryFile() as output:
-        starting = host.start(
-            [
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", *arguments),
-                *("--node-ip-address", host.address, "--num-cpus", str(cpus)),
-                *("--resources", json.dumps({RANK_RESOURCE: ranks})),
-                *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
-            ],
-            variables=_VARIABLES,
-            output=output,
-        )
-        seconds = config.launch.load_timeout_s
-        with suppress(subprocess.TimeoutExpired):
-            starting.wait(seconds)
-        if starting.poll() != 0:
-            output.seek(0)
-            said = output.read().decode(errors="replace").strip()
-            raise LaunchError(
-                f"{host.name}: Ray did not start within {seconds:g} s, or failed with exit code "
-                f"{starting.returncode}: {said[-1000:]}"
-            )
+    return host.start(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", *arguments),
+            *("--node-ip-address", host.address, "--num-cpus", str(cpus)),
+            *("--resources", json.dumps({RANK_RESOURCE: ranks})),
+            *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
+        ],
+        variables=_VARIABLES,
+        output=output,
+    )
+
+
+def _await_ray(
+    host: Host, node: subprocess.Popen[bytes], output: IO[bytes], deadline: float
+) -> None:
+    """Raises LaunchError with what Ray said if the node does not run by then."""
+    with suppress(subprocess.TimeoutExpired):
+        node.wait(max(0.0, deadline - time.monotonic()))
+    if (code := node.poll()) != 0:
+        output.seek(0)
+        said = " ".join(output.read().decode(errors="replace").split())[-1000:]
+        what = "did not end in time" if code is None else f"ended with exit code {code}"
+        raise LaunchError(f"{host.name}: ray start {what}: {said}")
 
 
 def _outcome(programs: Programs) -> int:
