@@ -40,9 +40,6 @@ firstday: $(READY)  ## every command and Python block of the documentation, in e
 test-hosts: $(READY)  ## all tests of jobs on two hosts; needs root
 	$(BIN)/pytest tests/rollout/test_two_hosts.py -m ''
 
-test-hosts: $(READY)  ## all tests of jobs on two hosts; needs root
-	$(BIN)/pytest tests/rollout/test_two_hosts.py -m ''
-
 bench: $(READY)  ## serial against multiplexed on the demo, five times each, in turn
 	$(BIN)/python experiments/bench_modes.py --out out/bench
 
