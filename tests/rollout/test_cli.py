@@ -134,7 +134,7 @@ def test_modules_of_the_current_folder_can_be_named_but_hide_no_others(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", ["interlace", "--help"])
+    monkeypatch.setattr(sys, "argv", ["interlace", "show", "nowhere"])
     with pytest.raises(SystemExit):
         main()
     assert sys.path[-1] == str(tmp_path)
