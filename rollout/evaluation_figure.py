@@ -53,8 +53,8 @@ def _bar(
     if low is not None and high is not None:
         below, above = max(0.0, rate - low), max(0.0, high - rate)
         axes.errorbar(at, rate, [[below], [above]], color=INK, capsize=3, linewidth=1.2)
-    top = rate if high is None else high
-    axes.text(at, top + 0.02, f"{rate:.0%}", ha="center", fontsize=8, color=INK)
+    plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+    axes.text(at, 0.02, f"{rate:.0%}", ha="center", va="bottom", fontsize=8, color=INK, bbox=plate)
 
 
 def _shades(num: int) -> list[str]:
