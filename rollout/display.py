@@ -114,7 +114,7 @@ class RolloutProgress:
 
 
 class _NoteColumn(ProgressColumn):
-    """What runs in a row's environment now; on the row of all, its note."""
+    """How many episodes of a row's environment are under way; on the row of all, its note."""
 
     max_refresh = 0.2
 
@@ -124,4 +124,4 @@ class _NoteColumn(ProgressColumn):
 
     def render(self, task: Row) -> Text:
         num = self._running.get(task.fields["env"], 0)
-        return Text(f"{num} running" if num else task.fields["note"])
+        return Text(f"{num} under way" if num else task.fields["note"])
