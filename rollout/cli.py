@@ -146,10 +146,10 @@ def rollout(
     with one_line_errors(traceback):
         config = read_job(job, preset, overrides)
         tasks = tasks_of(config)
-        if hosts > 1:
-            raise typer.Exit(run_across_hosts(config, on_one_host(sys.argv[1:])))
-        console = Console(highlight=False, soft_wrap=True, quiet=not is_driver(config))
         folder = OutputFolder(out)
+        if hosts > 1:
+            raise typer.Exit(run_across_hosts(config, on_one_host(sys.argv[1:]), folder.prepare))
+        console = Console(highlight=False, soft_wrap=True, quiet=not is_driver(config))
         callbacks: list[Callback] = [MetricsFile(folder.metrics)]
         if tensorboard:
             callbacks.append(TensorBoard(folder.tensorboard))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
@@ -36,14 +36,18 @@ _VARIABLES = {
 _OBJECT_STORE_BYTES = 128 * 1024**2
 
 
-def run_across_hosts(config: RolloutConfig, arguments: Sequence[str]) -> int:
+def run_across_hosts(
+    config: RolloutConfig, arguments: Sequence[str], prepare: Callable[[], None]
+) -> int:
     """Run the command line `arguments` of this program with its ranks on two hosts; its exit code.
 
+    `prepare` is called before, but not where hosts cannot be made; what it raises is raised.
     Ctrl-C and SIGTERM reach it as Ctrl-C. Whatever happens, nothing is left running. Raises
     ConfigError for a job or a machine this cannot be done with.
     """
     _check(config)
     with _terminated_like_ctrl_c(), two_hosts() as hosts:
+        prepare()
         if config.launch.kind == "torchrun":
             programs = _torchrun(config, hosts, arguments)
         else:

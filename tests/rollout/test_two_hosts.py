@@ -175,6 +175,18 @@ def test_a_command_that_is_ended_from_outside_leaves_nothing(
 
 
 @pytest.mark.parametrize("kind", marked("torchrun"))
+def test_a_folder_that_cannot_be_used_is_one_error_before_anything_starts(
+    kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    running = Command(kind, tmp_path / "out")
+    assert running.await_end() == 2
+    (error,) = running.output.read_text().splitlines()
+    assert "holds thesis.tex" in error
+
+
+@pytest.mark.parametrize("kind", marked("torchrun"))
 def test_hosts_share_a_cable_and_neither_memory_nor_processes(kind: str, tmp_path: Path) -> None:
     server = "import socket; s = socket.create_server(('10.77.0.1', 7)); print(s.accept()[1][0])"
     client = (
@@ -212,7 +224,7 @@ def test_a_job_that_two_hosts_cannot_share_is_refused(
     overrides: tuple[str, ...], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
-        run_across_hosts(load_config(preset="tiny", overrides=overrides), [])
+        run_across_hosts(load_config(preset="tiny", overrides=overrides), [], pytest.fail)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux")
