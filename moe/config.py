@@ -26,6 +26,9 @@ ARCHITECTURES = (
     "qwen3",
 )
 DTYPES = ("float32", "bfloat16")
+MAX_LAYERS = 4096
+"""A config.json that asks for more is damaged; every layer's tensors are listed before any is
+read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,8 @@ def read_config(folder: Path) -> ModelConfig:
         )
     _refuse_unsupported(architecture, fields)
     num_layers = fields.count("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise fields.error("num_hidden_layers", f"is {num_layers}; at most {MAX_LAYERS} are run")
     moe_layers = read_moe_layers(architecture, fields)
     all_moe = len(moe_layers) == num_layers
     return ModelConfig(

@@ -25,8 +25,8 @@ class Fields:
         """A positive integer under the first of `keys` that is there."""
         found = self.whole(*keys, default=default)
         if found < 1:
-            key = next(k for k in keys if self._raw.get(k) is not None)
-            raise self.error(key, f"is {found!r}; it must be a positive integer")
+            key = next((k for k in keys if self._raw.get(k) is not None), keys[0])
+            raise self.error(key, f"is {found}; it must be a positive integer")
         return found
 
     def whole(self, *keys: str, default: int | None = None) -> int:

@@ -101,6 +101,8 @@ def test_end_tokens_come_from_the_generation_config_first(
         ({"mlp_only_layers": [-1]}, "mlp_only_layers is [-1]; it must be a list of layers"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1; it must be a positive integer"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; at most 4096"),
+        ({"hidden_size": 4, "head_dim": None}, "head_dim is 0; it must be a positive integer"),
         ({"hidden_size": 64.5}, "hidden_size is 64.5; it must be a positive integer"),
         ({"hidden_size": True}, "hidden_size is True"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),

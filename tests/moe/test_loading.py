@@ -159,3 +159,16 @@ def test_a_rank_holds_its_own_experts_and_its_version(tiny: tuple[Path, ModelCon
     ]
     assert owned == [2] * config.num_moe_layers
     assert weights.embed_VD.dtype == torch.bfloat16
+
+
+def test_layers_that_predict_further_tokens_are_left_out(
+    tiny_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_folders["deepseek_v3"], folder)
+    with_tensor("model.layers.2.eh_proj.weight", torch.zeros(1))(folder)
+    with pytest.raises(ModelError, match=r"eh_proj\.weight has no place in a deepseek_v3 of 2"):
+        load(folder)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"num_nextn_predict_layers": 1}))
+    assert len(load(folder).layers) == 2
