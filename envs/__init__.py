@@ -1,1 +1,1 @@
-"""Text environments with the gymnasium API. Imports gymnasium; what else one needs, only with it."""
+"""Text environments with the gymnasium API. Imports gymnasium, and what one of them plays."""

@@ -186,7 +186,7 @@ def test_an_aborted_running_turn_keeps_its_tokens() -> None:
 
 
 def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ValueError, match="41 context tokens .* 1 to 40"):
+    with pytest.raises(ValueError, match=r"41 context tokens .* 1 to 40"):
         scheduler().submit(request(0, range(41)))
     with pytest.raises(ValueError, match="23 tokens need 6 blocks, the pool has 5"):
         scheduler(blocks=5).submit(request(0, range(20)))
