@@ -336,7 +336,8 @@ class Cluster:
             "object_store_memory": _OBJECT_STORE_BYTES,
             "_temp_dir": folder,
             # Idle workers would cost seconds of every core; ours have an environment of their own.
-            "_system_config": {"prestart_worker_first_driver": False},
+            # And ranks are what this machine is for: they do not give way to everything else.
+            "_system_config": {"prestart_worker_first_driver": False, "worker_niceness": 0},
         }
 
 

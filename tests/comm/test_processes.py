@@ -22,12 +22,16 @@ ENVIRONMENT = {
 }
 
 
-def test_the_distributed_tests_pass_on_two_ranks_over_gloo() -> None:
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("num_ranks", "tests"), [(2, "tests/distributed"), (4, "tests/distributed/test_rollout.py")]
+)
+def test_the_distributed_tests_pass_over_gloo(num_ranks: int, tests: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "pytest", "tests/distributed", "--backend", "gloo"]
+    command += ["--nproc-per-node", str(num_ranks), "-m", "pytest", tests, "--backend", "gloo"]
     command += ["-p", "no:cacheprovider"]
     run = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=55, check=False
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=170, check=False
     )
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
     assert "passed" in run.stdout
