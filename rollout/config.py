@@ -42,7 +42,8 @@ class ModelSection(Section):
         default="smollm2-moe",
         min_length=1,
         description="A folder in Hugging Face format, or the name of a model that is built into "
-        "the cache folder: smollm2-moe, tiny-qwen3-moe, tiny-mixtral.",
+        "the cache folder: smollm2-moe, or a tiny random one such as tiny-qwen3-moe "
+        "(interlace model --help names them all).",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
