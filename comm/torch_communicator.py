@@ -136,15 +136,15 @@ class TorchCommunicator:
 
 
 class ControlCommunicator:
-    """Small fixed-size byte strings of every rank, over a group used for nothing else."""
+    """Byte strings of every rank, all equally long, over a gloo group used for nothing else."""
 
-    def __init__(self, group: dist.ProcessGroup, *, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.size = dist.get_world_size(group)
-        self._group, self._device = group, device
+        self._group = group
 
     def post(self, request: Collective, ticket: Ticket | None) -> Any:
-        sent = torch.frombuffer(bytearray(request.payload), dtype=torch.uint8).to(self._device)
+        sent = torch.frombuffer(bytearray(request.payload), dtype=torch.uint8)
         received = sent.new_empty(sent.numel() * self.size)
         work = _all_gather(received, sent, group=self._group, async_op=True)
         return work, received, sent
@@ -155,7 +155,7 @@ class ControlCommunicator:
     def result(self, handle: Any) -> list[bytes]:
         work, received, _ = handle
         work.wait()
-        return [bytes(part.tolist()) for part in received.cpu().chunk(self.size)]
+        return [part.numpy().tobytes() for part in received.chunk(self.size)]
 
     def abort(self) -> None:
         self._group.abort()

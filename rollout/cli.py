@@ -20,7 +20,7 @@ from interlace.rollout.commands.errors import NoEpisodeError, Traceback, one_lin
 from interlace.rollout.commands.evaluate import evaluation
 from interlace.rollout.commands.init import init
 from interlace.rollout.commands.job import (
-    cores_note,
+    introduce,
     is_driver,
     on_one_host,
     read_job,
@@ -29,7 +29,6 @@ from interlace.rollout.commands.job import (
 from interlace.rollout.commands.show import show
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.config_file import preset_names
-from interlace.rollout.display import config_table
 from interlace.rollout.launch.across_hosts import run_across_hosts
 from interlace.rollout.metrics_file import MetricsFile
 from interlace.rollout.output_folder import OutputFolder
@@ -149,17 +148,13 @@ def rollout(
         folder = OutputFolder(out)
         if hosts > 1:
             raise typer.Exit(run_across_hosts(config, on_one_host(sys.argv[1:]), folder.prepare))
-        console = Console(highlight=False, soft_wrap=True, quiet=not is_driver(config))
         callbacks: list[Callback] = [MetricsFile(folder.metrics)]
         if tensorboard:
             callbacks.append(TensorBoard(folder.tensorboard))
         if is_driver(config):
             folder.prepare()
             folder.config.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        console.print(config_table(config))
-        if note := cores_note(config):
-            console.print(f"note: {note}", style="yellow", markup=False)
-        _run(config, tasks, folder, console, callbacks)
+        _run(config, tasks, folder, introduce(config), callbacks)
 
 
 def _run(

@@ -116,12 +116,11 @@ class Scheduler:
         """Upper bounds on provisional state, for the exchange."""
         waiting_tokens = self._admissible_tokens()
         self._waited = self._waited + 1 if waiting_tokens else 0
-        joining = sum(p.sequence not in self._running for p in self._provisional)
         in_flight = self._flights.get("prefill", ())
         return Proposal(
             rank=rank,
             leader=True,
-            decode_rows=len(self._running) + joining,
+            decode_rows=len(self._running) + self._num_joining,
             waiting_tokens=waiting_tokens,
             waiting_steps=self._waited,
             live_rows=sum(r.stop - r.start for r in in_flight if not r.sequence.aborted),
@@ -234,7 +233,7 @@ class Scheduler:
 
     def _admissible_tokens(self) -> int:
         """Tokens that could be prefilled now; at least the first in the queue truly fits."""
-        joining = sum(p.sequence not in self._running for p in self._provisional)
+        joining = self._num_joining
         in_flight = len(self._flights.get("prefill", ()))
         places = self._max_running - len(self._running) - joining - in_flight
         tokens, short = 0, False
@@ -251,6 +250,11 @@ class Scheduler:
             tokens += sequence.num_uncomputed
             places -= 1
         return tokens
+
+    @property
+    def _num_joining(self) -> int:
+        """Sequences whose first token is provisional: they run from the next commit on."""
+        return sum(item.sequence not in self._running for item in self._provisional)
 
     @property
     def _spare(self) -> int:

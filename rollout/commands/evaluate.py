@@ -13,7 +13,6 @@ from rich.table import Table
 
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.config_file import preset_names
-from interlace.rollout.display import config_table
 from interlace.rollout.evaluation import evaluate
 from interlace.rollout.evaluation_figure import draw_evaluation
 from interlace.rollout.metrics_file import MetricsFile
@@ -23,7 +22,7 @@ from interlace.rollout.trajectory import Trajectory
 
 from .collect import collect, environment_errors
 from .errors import Traceback, one_line_errors
-from .job import cores_note, is_driver, read_job, tasks_of
+from .job import introduce, is_driver, read_job, tasks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +85,10 @@ def evaluation(
                 "sampling.temperature is 0, so that all samples of a task would be equal: "
                 "--set sampling.temperature=1 (the greedy part needs nothing)"
             )
-        console = Console(highlight=False, soft_wrap=True, quiet=not is_driver(config))
         folder = EvaluationFolder(out)
         if is_driver(config):
             folder.prepare()
-        console.print(config_table(config))
-        if note := cores_note(config):
-            console.print(f"note: {note}", style="yellow", markup=False)
-        _evaluate(config, tasks, samples, folder, console)
+        _evaluate(config, tasks, samples, folder, introduce(config))
 
 
 def _evaluate(

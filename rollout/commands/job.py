@@ -6,10 +6,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from interlace.envs.registry import ENVIRONMENTS
 from interlace.rollout.checkup import num_usable_cores
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.config_file import load_config
+from interlace.rollout.display import config_table
 from interlace.rollout.tasks import PROMPT_ENV, Task
 
 
@@ -41,6 +44,18 @@ def tasks_of(config: RolloutConfig) -> list[Task]:
 def is_driver(config: RolloutConfig) -> bool:
     """Whether this process shows and writes results: under torchrun only rank 0 does."""
     return config.launch.kind != "torchrun" or os.environ.get("RANK", "0") == "0"
+
+
+def introduce(config: RolloutConfig) -> Console:
+    """A console that has shown the configuration, and what a newcomer should be told about it.
+
+    Silent where results are neither shown nor written.
+    """
+    console = Console(highlight=False, soft_wrap=True, quiet=not is_driver(config))
+    console.print(config_table(config))
+    if note := cores_note(config):
+        console.print(f"note: {note}", style="yellow", markup=False)
+    return console
 
 
 def cores_note(config: RolloutConfig, num_cores: int | None = None) -> str | None:

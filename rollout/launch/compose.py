@@ -213,7 +213,7 @@ def _part(
         max_running=config.scheduler.max_running,
         max_context=max_context,
         expert_shape=(model_config.num_moe_layers, model_config.top_k),
-        text_of=_text_of(folder),
+        text_of=_text_of(config, folder),
     )
     return Leader(
         paths={path.name: path for path in paths},
@@ -229,9 +229,9 @@ def _dtype(config: RolloutConfig, model_config: ModelConfig) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def _text_of(folder: FilePath) -> Callable[[Sequence[int]], str]:
-    file = folder / "tokenizer.json"
-    if not file.is_file():
+def _text_of(config: RolloutConfig, folder: FilePath) -> Callable[[Sequence[int]], str]:
+    """Tokens as text; the tokenizer is loaded only where stop strings ask for it."""
+    if not config.sampling.stop_strings:
         return lambda _: ""
-    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=True))

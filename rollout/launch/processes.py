@@ -65,13 +65,11 @@ class ProcessTransport:
         self._groups = [self._control_group]
 
     def control(self, timeout_s: float) -> Communicator:
-        return ControlCommunicator(
-            self._control_group, device=torch.device("cpu"), timeout_s=timeout_s
-        )
+        return ControlCommunicator(self._control_group, timeout_s=timeout_s)
 
     def group_control(self, groups: Groups, timeout_s: float) -> Communicator:
         group = self._own_group(groups, "gloo")
-        return ControlCommunicator(group, device=torch.device("cpu"), timeout_s=timeout_s)
+        return ControlCommunicator(group, timeout_s=timeout_s)
 
     def communicator(self, path: str, role: str, groups: Groups) -> Communicator:
         return TorchCommunicator(

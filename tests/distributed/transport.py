@@ -53,7 +53,7 @@ class Ranks:
 
     def control(self) -> ControlCommunicator:
         group = dist.new_group(backend="gloo")
-        return ControlCommunicator(group, device=torch.device("cpu"), timeout_s=TIMEOUT_S)
+        return ControlCommunicator(group, timeout_s=TIMEOUT_S)
 
     def stream(self, path: str) -> torch.cuda.Stream | None:
         if self.device.type != "cuda":
