@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -86,9 +87,12 @@ class Host:
     def __exit__(self, *_: object) -> None:
         """Returns once every process in it is gone."""
         self._init.kill()
-        for program in self._programs:  # first, for the end of the other one waits for theirs
+        while self._init.poll() is None:  # its end waits until each of its programs is buried
+            for program in tuple(self._programs):
+                program.poll()
+            time.sleep(0.005)
+        for program in self._programs:
             program.wait()
-        self._init.wait()
         for end in (self._init.stdin, self._init.stdout):
             assert end is not None
             end.close()
@@ -106,7 +110,7 @@ class Host:
         environment = {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES}
 
         def start() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(
+            program = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -115,10 +119,10 @@ class Host:
                 env=environment | dict(variables or {}),
                 start_new_session=True,
             )
+            self._programs.append(program)  # here, where no Ctrl-C comes between
+            return program
 
-        program = _in_a_thread(lambda: self._move("net", "uts", "ipc", "pid", "mnt"), start)
-        self._programs.append(program)
-        return program
+        return _in_a_thread(lambda: self._move("net", "uts", "ipc", "pid", "mnt"), start)
 
     def ip(self, *arguments: str) -> None:
         """Run `ip` on its network. Raises LaunchError with what that complains of."""

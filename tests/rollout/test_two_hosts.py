@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -172,6 +173,25 @@ def test_a_command_that_is_ended_from_outside_leaves_nothing(
         running.await_sight("torch.distributed.run", count=2)
         running.process.send_signal(number)
         assert running.await_end() == (-number if number is signal.SIGKILL else 130)
+
+
+@pytest.mark.parametrize("kind", marked("torchrun"))
+def test_ctrl_c_between_the_start_of_a_program_and_its_return_leaves_no_host_waiting(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class InterruptedPopen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], **options: object) -> None:
+            super().__init__(command, **options)  # type: ignore[call-overload]
+            if command[0] == "sleep":
+                started.append(self)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", InterruptedPopen)
+    with pytest.raises(KeyboardInterrupt), two_hosts() as hosts:
+        hosts[0].start(["sleep", "600"])
+    assert [program.poll() for program in started] == [-signal.SIGKILL]
 
 
 @pytest.mark.parametrize("kind", marked("torchrun"))
