@@ -1,0 +1,44 @@
+"""How a rank lets go of its core while it waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Waiter(Protocol):
+    """One per rank, for all its communicators. Never a pure spin."""
+
+    def begin(self) -> None:
+        """A wait begins; calls of `arm` and `wait` follow in turn."""
+        ...
+
+    def arm(self) -> None:
+        """Note what has arrived so far; polling comes after it, so that nothing slips between."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Return once anything may have arrived since `arm`, after `seconds` at the latest."""
+        ...
+
+
+class SleepWaiter:
+    """For transports that cannot wake anybody: short sleeps, longer ones later.
+
+    On a CPU the transport's own threads need the core that a spinning rank would hold.
+    """
+
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
+        self._naps = 0
+
+    def begin(self) -> None:
+        self._naps = 0
+
+    def arm(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        self._naps += 1
+        self._sleep(min(seconds, 2e-5 if self._naps < 200 else 5e-4))
