@@ -1,0 +1,1 @@
+"""Evidence that the ranks stay in order: simulation, hazards and mutants of the shipped code."""
