@@ -29,3 +29,11 @@ class PeerLostError(CommunicationError):
 
 class BufferInFlightError(CommunicationError):
     """A buffer was borrowed again while a collective still owns it."""
+
+
+class CanaryError(CommunicationError):
+    """Bytes around a message are not what its sender wrote there: somebody else did."""
+
+
+class CapacityError(CommunicationError):
+    """A message is larger than the slots its communicator was made with."""
