@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .collectives import Finish, Gather, perform
+from .collectives import Finishing, Gather, finish
 from .communicator import Communicator
 from .errors import DivergedError
 from .path import Path
@@ -28,6 +28,8 @@ async def agree(
     proposal: Proposal,
     config: PlanConfig,
     keys: Sequence[tuple[str, str]],
+    *,
+    finishing: Finishing = finish,
 ) -> Agreement:
     """One gather on the control group, then the same plan on every rank.
 
@@ -38,7 +40,7 @@ async def agree(
     request = Gather(role="control", stage="proposal", payload=packed)
     where = f"rank {proposal.rank}: exchange of epoch {state.epoch} step {state.step}"
     handle = control.post(request, None)
-    answers = await perform(Finish(communicator=control, handle=handle, where=where))
+    answers = await finishing(control, handle, where)
     proposals = [Proposal.unpack(bytes(answer)) for answer in answers]
     check_hashes(proposals, keys, {path.name: path for path in config.paths}, where)
     return Agreement(plan=plan(state, proposals, config), num_bytes=len(packed))

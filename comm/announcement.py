@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from .collectives import Finish, Gather, perform
+from .collectives import Finishing, Gather, finish
 from .communicator import Communicator
 
 HEAD_BYTES = 4096
@@ -13,7 +13,9 @@ HEAD_BYTES = 4096
 _LENGTH = struct.Struct("<I")
 
 
-async def announce(control: Communicator, data: bytes | None, where: str) -> bytes:
+async def announce(
+    control: Communicator, data: bytes | None, where: str, finishing: Finishing = finish
+) -> bytes:
     """The first member's `data`, on every member; the others pass None.
 
     `control` carries byte strings that are equally long on all members. `where` names the place
@@ -23,17 +25,19 @@ async def announce(control: Communicator, data: bytes | None, where: str) -> byt
     head = bytes(HEAD_BYTES)
     if data is not None:
         head = (_LENGTH.pack(len(data)) + data[:room]).ljust(HEAD_BYTES, b"\0")
-    first = await _first_of(control, head, "announcement", where)
+    first = await _first_of(control, head, "announcement", where, finishing)
     (length,) = _LENGTH.unpack_from(first)
     told = first[_LENGTH.size : _LENGTH.size + length]
     if length > room:
         rest = data[room:] if data is not None else bytes(length - room)
-        told += await _first_of(control, rest, "announcement.rest", where)
+        told += await _first_of(control, rest, "announcement.rest", where, finishing)
     return told
 
 
-async def _first_of(control: Communicator, payload: bytes, stage: str, where: str) -> bytes:
+async def _first_of(
+    control: Communicator, payload: bytes, stage: str, where: str, finishing: Finishing
+) -> bytes:
     request = Gather(role="control", stage=stage, payload=payload)
     handle = control.post(request, None)
-    answers = await perform(Finish(communicator=control, handle=handle, where=where))
+    answers = await finishing(control, handle, where)
     return bytes(answers[0])

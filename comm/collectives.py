@@ -9,7 +9,7 @@ suspends a forward pass.
 from __future__ import annotations
 
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,20 @@ class Finish:
     handle: Any
     where: str
     """Rank, epoch, step, path and stage in words, for the error of a wait that never ends."""
+    others: tuple[tuple[Any, Any], ...] = ()
+    """(communicator, handle) of other collectives whose result can be put to use meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Early:
+    """The answer to a `Finish` of which one of the `others` was done first: the wait goes on."""
+
+    index: int
+    value: Any
+
+
+Finishing = Callable[[Any, Any, str], Awaitable[Any]]
+"""How to wait for (communicator, handle, where): `finish`, or with use for the time it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +81,8 @@ class Park:
 def perform(request: Any) -> Generator[Any, Any, Any]:
     """Suspend on `request`; the driver's answer is returned. The one trap of the project."""
     return (yield request)
+
+
+async def finish(communicator: Any, handle: Any, where: str) -> Any:
+    """The result of a posted collective; nothing else is done meanwhile."""
+    return await perform(Finish(communicator=communicator, handle=handle, where=where))

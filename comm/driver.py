@@ -6,22 +6,31 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .collectives import Finish, Forward, Park
+from .collectives import Early, Finish, Forward, Park
 from .errors import CollectiveTimeoutError, CommunicationError, PeerLostError
+from .progress import NoProgress, Progress
+from .waiter import SleepWaiter, Waiter
+
+LONGEST_WAIT_S = 0.05
+"""`check` is called at least so often during a wait."""
 
 
 def run_blocking(
     rank: Forward,
     *,
     park: Callable[[float], None],
+    waiter: Waiter | None = None,
+    check: Callable[[], None] | None = None,
+    progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
 ) -> Any:
     """Drive the coroutine to its return. `park(seconds)` sleeps until there is work to take in.
 
+    `check` raises if this rank is to give up; it is asked before every wait and during it.
     Raises CollectiveTimeoutError, saying what was waited for, once a wait outlasts its
     communicator's `timeout_s`, and PeerLostError if the transport itself gives up.
     """
+    waits = _Waits(waiter or SleepWaiter(), check or _go_on, progress or NoProgress(), clock)
     value = None
     while True:
         try:
@@ -29,36 +38,60 @@ def run_blocking(
         except StopIteration as stop:
             return stop.value
         if isinstance(request, Park):
+            waits.check()
             park(request.ms / 1000)
             value = None
         elif isinstance(request, Finish):
-            value = _finish(request, clock, pause)
+            value = waits.finish(request)
         else:
             raise TypeError(f"a rank suspended on {request!r}; only Finish and Park are answered")
 
 
-def _finish(request: Finish, clock: Callable[[], float], pause: Callable[[float], None]) -> Any:
-    try:
-        _wait(request, clock, pause)
-        return request.communicator.result(request.handle)
-    except CommunicationError:
-        raise
-    except RuntimeError as error:
-        raise PeerLostError(f"the transport gave up: {request.where}: {error}") from error
+def _go_on() -> None:
+    pass
 
 
-def _wait(request: Finish, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
-    communicator = request.communicator
-    if communicator.poll(request.handle):
-        return
-    deadline = clock() + communicator.timeout_s
-    polls = 0
-    while not communicator.poll(request.handle):
-        polls += 1
-        # Always let go of the core: on a CPU the transport's own threads need it.
-        pause(2e-5 if polls < 200 else 5e-4)
-        if clock() > deadline:
-            raise CollectiveTimeoutError(
-                f"no answer within {communicator.timeout_s:g} s: {request.where}; "
-                "a rank of this group is dead, stuck or far behind"
-            )
+class _Waits:
+    """Answers `Finish`."""
+
+    def __init__(
+        self,
+        waiter: Waiter,
+        check: Callable[[], None],
+        progress: Progress,
+        clock: Callable[[], float],
+    ) -> None:
+        self.check = check
+        self._waiter, self._progress, self._clock = waiter, progress, clock
+
+    def finish(self, request: Finish) -> Any:
+        try:
+            if request.communicator.poll(request.handle):
+                return request.communicator.result(request.handle)
+            self._progress.waiting(request.where)
+            answer = self._wait(request)
+            self._progress.going_on()
+            return answer
+        except CommunicationError:
+            raise
+        except RuntimeError as error:
+            raise PeerLostError(f"the transport gave up: {request.where}: {error}") from error
+
+    def _wait(self, request: Finish) -> Any:
+        communicator, handle = request.communicator, request.handle
+        deadline = self._clock() + communicator.timeout_s
+        self._waiter.begin()
+        while True:
+            self._waiter.arm()
+            if communicator.poll(handle):
+                return communicator.result(handle)
+            for index, (other, its_handle) in enumerate(request.others):
+                if other.poll(its_handle):
+                    return Early(index=index, value=other.result(its_handle))
+            self.check()
+            if self._clock() > deadline:
+                raise CollectiveTimeoutError(
+                    f"no answer within {communicator.timeout_s:g} s: {request.where}; "
+                    "a rank of this group is dead, stuck or far behind"
+                )
+            self._waiter.wait(LONGEST_WAIT_S)

@@ -25,8 +25,10 @@ class TicketRecord:
     """Ranks that take part."""
     resumed_at: float
     """The path's computation up to this collective began."""
+    computed_at: float
+    """The computation ended; it may have been done early, while another path had to wait."""
     posted_at: float
-    """The computation ended and the collective was posted."""
+    """The collective was posted, at its place in the order."""
     settled_at: float
     """The result was there and the path took it."""
     waited_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -60,6 +61,8 @@ class StepPlan:
     tickets: tuple[Ticket, ...] = ()
     finish: tuple[str, ...] = ()
     """Paths that run to their return in this step."""
+    update: int = 0
+    """Weight version to install once all of this step is done; 0 for none."""
     park_ms: int = 0
     stop: bool = False
     after: PlanState
@@ -76,7 +79,12 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
     tickets while anybody decodes, and at least one prefill boundary is issued per step. In
     `whole_forward` a step issues all of decode's tickets, then all of prefill's. In `serial` decode
     waits while a prefill runs or could start. `chunked` needs no rule: its one path does both.
+
+    Once every rank holds a newer weight version, the step ends all prefill in flight and begins
+    none that would outlast it; the version changes between this step and the next.
     """
+    ready = min(proposal.update for proposal in proposals)
+    update = ready if ready > state.version else 0
     leaders = [proposal for proposal in proposals if proposal.leader]
     decoding = max(p.decode_rows for p in leaders)
     wanted = _wanted(leaders, decoding, config)
@@ -94,13 +102,13 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
     start, finish, counts = [], [], []
     for path in config.paths:
         if path.name not in position:
-            if not any(wanted[kind] for kind in path.work):
+            if not any(wanted[kind] for kind in path.work) or (update and not path.whole):
                 continue
             start.append(path.name)
             position[path.name] = 0
         size = len(path.program)
         left = size - position[path.name]
-        split = not path.whole and config.mode == "multiplexed" and decoding > 0
+        split = not (path.whole or update) and config.mode == "multiplexed" and decoding > 0
         num = min(left, math.ceil(size / config.chunk_steps)) if split else left
         counts.append((path.name, num))
         position[path.name] += num
@@ -119,10 +127,31 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
         drop=tuple(drop),
         tickets=tickets,
         finish=tuple(finish),
-        park_ms=config.park_ms if idle else 0,
-        stop=idle and not drop and all(p.idle and p.stop for p in leaders),
-        after=replace(after, step=state.step + 1, position=tuple(sorted(position.items()))),
+        update=update,
+        park_ms=config.park_ms if idle and not update else 0,
+        stop=idle and not drop and not update and all(p.idle and p.stop for p in leaders),
+        after=replace(
+            after,
+            step=state.step + 1,
+            version=update or state.version,
+            position=tuple(sorted(position.items())),
+        ),
     )
+
+
+def fingerprint(plan: StepPlan) -> bytes:
+    """Everything a rank does for the plan, as bytes; what follows from it (`after`) is left out."""
+    head = (plan.step, plan.version, plan.decoding, plan.update, plan.park_ms, plan.stop)
+    numbers = array("q", head)
+    names = [*plan.start, "", *plan.drop, "", *plan.finish]
+    for ticket in plan.tickets:
+        numbers.extend(
+            (ticket.epoch, ticket.step, ticket.seq, ticket.path_seq, ticket.comm_seq, ticket.slot)
+        )
+        numbers.extend((ticket.version, ticket.rows))
+        op = ticket.op
+        names += (ticket.path, op.kind, op.role, op.stage)
+    return numbers.tobytes() + "\0".join(names).encode()
 
 
 def _wanted(leaders: Sequence[Proposal], decoding: int, config: PlanConfig) -> dict[str, bool]:

@@ -28,11 +28,13 @@ class Proposal:
     """Nothing queued, running or provisional."""
     stop: bool = False
     """No more requests will come."""
+    update: int = 0
+    """Newest weight version this rank holds ready to install; 0 for none. Of every rank."""
     hashes: tuple[int, ...] = ()
     """Rolling crc32 per (path, role), then of all plans walked so far."""
 
     def pack(self) -> bytes:
-        """Fixed-size bytes: 39, and 4 for each hash."""
+        """Fixed-size bytes: 47, and 4 for each hash."""
         values = (getattr(self, field.name) for field in fields(self) if field.name != "hashes")
         return struct.pack(_HEAD, *values) + struct.pack(f"<{len(self.hashes)}I", *self.hashes)
 
@@ -45,4 +47,4 @@ class Proposal:
         return cls(**dict(zip(names, head, strict=True)), hashes=hashes)
 
 
-_HEAD = "<i?qqqq??"
+_HEAD = "<i?qqqq??q"

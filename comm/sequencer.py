@@ -6,28 +6,41 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from .collectives import Collective, Finish, Forward, perform
+from .collectives import Collective, Early, Finish, Forward, Gather, perform
 from .communicator import Communicator
-from .errors import OrderError
+from .errors import DivergedError, OrderError
 from .journal import Journal, TicketRecord
 from .path import Op, Path, Ticket
-from .plan import PlanState, StepPlan
+from .plan import StepPlan, fingerprint
+from .progress import NoProgress, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Computed:
+    """What a forward pass came to at its next await: a request, or its return."""
+
+    request: Collective | None
+    output: Any
+    resumed_at: float
+    computed_at: float
+
+
+@dataclass(slots=True, kw_only=True)
 class _Outstanding:
     communicator: Communicator
     handle: Any
     ticket: Ticket
     resumed_at: float
+    computed_at: float
     posted_at: float
+    waited_s: float = 0.0
 
-
-_NO_STATE = PlanState()
-"""What follows a plan is not hashed: it is derived from the plan and the state before."""
+    @property
+    def finishing(self) -> tuple[Communicator, Any]:
+        return self.communicator, self.handle
 
 
 class Sequencer:
@@ -35,9 +48,11 @@ class Sequencer:
 
     Every ticket does the same: settle the path's outstanding collective, send its result into the
     forward pass, let it compute to its next await, check that request against the ticket, post it.
-    So one path computes while the other's bytes travel. `around(path)` (stream, inference mode) is
-    entered for every resume and the post that follows it: a collective posted on another stream
-    would not wait for the payload. Nothing ambient is held while a forward pass is suspended.
+    So one path computes while the other's bytes travel. While one path has to wait, a result of
+    another that has arrived is taken and computed on, up to the next await: only posts are bound
+    to the order. `around(path)` (stream, inference mode) is entered for every resume and every
+    post: a collective posted on another stream would not wait for the payload. Nothing ambient is
+    held while a forward pass is suspended.
     """
 
     def __init__(
@@ -49,7 +64,11 @@ class Sequencer:
         around: Callable[[str], AbstractContextManager[None]],
         clock: Callable[[], float],
         journal: Journal,
+        progress: Progress | None = None,
+        prechecks: Mapping[tuple[str, str], Communicator] | None = None,
     ) -> None:
+        """`prechecks`: communicators of bytes, one per (path, role), on which all members of a
+        group compare each ticket before they post it. Dear, and it can hide what it looks for."""
         self.rank = rank
         self.paths = {path.name: path for path in paths}
         self.communicators = communicators
@@ -57,10 +76,13 @@ class Sequencer:
         self.keys = tuple(sorted((path.name, role) for path in paths for role in path.groups))
         self.waited_s = 0.0
         self._around, self._clock = around, clock
+        self._progress = progress or NoProgress()
+        self._prechecks = prechecks
         self._plan_hash, self._last_seq = 0, -1
         self._hash = dict.fromkeys(self.keys, 0)
         self._running: dict[str, Forward] = {}
         self._outstanding: dict[str, _Outstanding] = {}
+        self._ahead: dict[str, _Computed] = {}
 
     @property
     def hashes(self) -> tuple[int, ...]:
@@ -73,7 +95,7 @@ class Sequencer:
         Raises OrderError, before posting, for a request that is not its ticket's, for a forward
         pass that ends early or late, and for a seq that does not increase.
         """
-        self._plan_hash = zlib.crc32(repr(replace(plan, after=_NO_STATE)).encode(), self._plan_hash)
+        self._plan_hash = zlib.crc32(fingerprint(plan), self._plan_hash)
         try:
             for name in plan.drop:
                 await self.drop(name)
@@ -91,18 +113,66 @@ class Sequencer:
                 results[name] = await self._return_of(name, plan.step)
         return results
 
+    async def finish(self, communicator: Communicator, handle: Any, where: str) -> Any:
+        """The result of any collective; paths whose own has arrived compute on meanwhile."""
+        asked_at = self._clock()
+        value, lost_s = await self._await(communicator, handle, where, but=None)
+        self.waited_s += self._clock() - asked_at - lost_s
+        return value
+
     async def settle(self, path: str) -> Any:
         """Finish the path's outstanding collective, if any, and return its result."""
         out = self._outstanding.get(path)
         if out is None:
             return None
         asked_at = self._clock()
+        where = f"rank {self.rank}: {out.ticket}"
+        value, lost_s = await self._await(out.communicator, out.handle, where, but=path)
+        out.waited_s = self._clock() - asked_at - lost_s
+        self._settled(path)
+        return value
+
+    async def drop(self, path: str) -> None:
+        """Abandon the path's forward pass: settle, then close; its result is discarded."""
+        if path in self._running:
+            await self.settle(path)
+            self._ahead.pop(path, None)
+            self._running.pop(path).close()
+
+    def close(self) -> None:
+        """Close every forward pass without settling; for the way out after a failure."""
+        for forward in self._running.values():
+            forward.close()
+        self._running.clear()
+        self._ahead.clear()
+
+    # ---- waiting
+
+    async def _await(
+        self, communicator: Communicator, handle: Any, where: str, *, but: str | None
+    ) -> tuple[Any, float]:
+        """The result, and the seconds in between that other paths computed."""
+        computed_s = 0.0
+        while True:
+            names = [name for name in self._outstanding if name != but]
+            others = tuple(self._outstanding[name].finishing for name in names)
+            answer = await perform(
+                Finish(communicator=communicator, handle=handle, where=where, others=others)
+            )
+            if not isinstance(answer, Early):
+                return answer, computed_s
+            began_at = self._clock()
+            name = names[answer.index]
+            self._settled(name)
+            with self._around(name):
+                self._ahead[name] = self._advance(name, answer.value)
+            computed_s += self._clock() - began_at
+
+    def _settled(self, path: str) -> None:
+        out = self._outstanding.pop(path)
         ticket = out.ticket
-        where = f"rank {self.rank}: {ticket}"
-        value = await perform(Finish(communicator=out.communicator, handle=out.handle, where=where))
-        settled_at = self._clock()
-        del self._outstanding[path]
-        self.waited_s += settled_at - asked_at
+        self._progress.settled(ticket)
+        self.waited_s += out.waited_s
         self.journal.tickets.append(
             TicketRecord(
                 step=ticket.step,
@@ -113,24 +183,14 @@ class Sequencer:
                 comm_seq=ticket.comm_seq,
                 members=self.paths[path].group_of(ticket.op.role, self.rank),
                 resumed_at=out.resumed_at,
+                computed_at=out.computed_at,
                 posted_at=out.posted_at,
-                settled_at=settled_at,
-                waited_s=settled_at - asked_at,
+                settled_at=self._clock(),
+                waited_s=out.waited_s,
             )
         )
-        return value
 
-    async def drop(self, path: str) -> None:
-        """Abandon the path's forward pass: settle, then close; its result is discarded."""
-        if path in self._running:
-            await self.settle(path)
-            self._running.pop(path).close()
-
-    def close(self) -> None:
-        """Close every forward pass without settling; for the way out after a failure."""
-        for forward in self._running.values():
-            forward.close()
-        self._running.clear()
+    # ---- computing and posting
 
     def _start(self, plan: StepPlan, started: Mapping[str, Forward]) -> None:
         mine = [name for name in plan.start if self.rank in self.paths[name].members]
@@ -146,30 +206,76 @@ class Sequencer:
             raise self._refusal(ticket, f"comes after seq {self._last_seq}")
         if ticket.path not in self._running:
             raise self._refusal(ticket, "no forward pass of this path is in flight")
+        key, op = (ticket.path, ticket.op.role), ticket.op
+        if self._prechecks is not None:
+            await self._compare(self._prechecks[key], ticket)
         value = await self.settle(ticket.path)
-        resumed_at = self._clock()
+        self._progress.computing(ticket)
         with self._around(ticket.path):
-            try:
-                request: Collective = self._running[ticket.path].send(value)
-            except StopIteration:
-                raise self._refusal(ticket, "the forward pass already returned") from None
-            asked, op = type(request).__name__, ticket.op
-            if (asked, request.role, request.stage) != (op.kind, op.role, op.stage):
-                raise self._refusal(
-                    ticket, f"the forward pass asks for {asked} {request.role} {request.stage}"
-                )
-            key = ticket.path, op.role
+            computed = self._ahead.pop(ticket.path, None) or self._advance(ticket.path, value)
+            request = computed.request
+            if request is None:
+                raise self._refusal(ticket, "the forward pass already returned")
+            asked = type(request).__name__, request.role, request.stage
+            if asked != (op.kind, op.role, op.stage):
+                raise self._refusal(ticket, f"the forward pass asks for {' '.join(asked)}")
             communicator = self.communicators[key]
             self._hash[key] = _roll(self._hash[key], ticket)
             self._last_seq = ticket.seq
             handle = communicator.post(request, ticket)
+        self._progress.posted(ticket)
         self._outstanding[ticket.path] = _Outstanding(
             communicator=communicator,
             handle=handle,
             ticket=ticket,
-            resumed_at=resumed_at,
+            resumed_at=computed.resumed_at,
+            computed_at=computed.computed_at,
             posted_at=self._clock(),
         )
+
+    def _advance(self, path: str, value: Any) -> _Computed:
+        """Let the forward pass compute to its next request, or to its return."""
+        request = output = None
+        resumed_at = self._clock()
+        try:
+            request = self._running[path].send(value)
+        except StopIteration as stop:
+            output = stop.value
+        return _Computed(
+            request=request, output=output, resumed_at=resumed_at, computed_at=self._clock()
+        )
+
+    async def _return_of(self, path: str, step: int) -> Any:
+        value = await self.settle(path)
+        computed = self._ahead.pop(path, None)
+        if computed is None:
+            with self._around(path):
+                computed = self._advance(path, value)
+        del self._running[path]
+        if computed.request is not None:
+            raise OrderError(
+                f"rank {self.rank}: step {step} {path}: the program has ended, but the forward "
+                f"pass asks for {computed.request.role} {computed.request.stage}"
+            )
+        return computed.output
+
+    async def _compare(self, precheck: Communicator, ticket: Ticket) -> None:
+        """Raises DivergedError, naming ranks and tickets, unless all members hold this ticket."""
+        payload = f"{ticket} {ticket.comm_seq}".encode().ljust(_PRECHECK_BYTES, b"\0")
+        request = Gather(role=ticket.op.role, stage="precheck", payload=payload[:_PRECHECK_BYTES])
+        handle = precheck.post(request, None)
+        where = f"rank {self.rank}: before {ticket}"
+        answers = await self.finish(precheck, handle, where)
+        members = self.paths[ticket.path].group_of(ticket.op.role, self.rank)
+        told = {
+            rank: bytes(answer).rstrip(b"\0").decode()
+            for rank, answer in zip(members, answers, strict=True)
+        }
+        if len(set(told.values())) > 1:
+            listed = "; ".join(
+                f"rank {rank} is about to post {what}" for rank, what in told.items()
+            )
+            raise DivergedError(f"{where}: {listed}")
 
     def _refusal(self, ticket: Ticket, why: str) -> OrderError:
         posted = "; ".join(str(out.ticket) for out in self._outstanding.values()) or "nothing"
@@ -178,17 +284,8 @@ class Sequencer:
             f"last tickets: {self.journal.tail()}"
         )
 
-    async def _return_of(self, path: str, step: int) -> Any:
-        value = await self.settle(path)
-        with self._around(path):
-            try:
-                request = self._running.pop(path).send(value)
-            except StopIteration as stop:
-                return stop.value
-        raise OrderError(
-            f"rank {self.rank}: step {step} {path}: the program has ended, "
-            f"but the forward pass asks for {request.role} {request.stage}"
-        )
+
+_PRECHECK_BYTES = 128
 
 
 def _roll(previous: int, ticket: Ticket) -> int:

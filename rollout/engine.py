@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
 
 from interlace.comm.agreement import agree
 from interlace.comm.collectives import Park, perform
@@ -16,6 +18,18 @@ from interlace.moe.weights import Weights
 
 from .batching import max_rows
 from .group import Part
+
+
+class Updates(Protocol):
+    """Where new weights come from."""
+
+    def ready(self) -> int:
+        """The newest version that this rank holds complete and checked; 0 if there is none."""
+        ...
+
+    def install(self, version: int) -> Weights:
+        """The weights of `version`, in use from now on. All ranks call it at the same step."""
+        ...
 
 
 class Engine:
@@ -38,11 +52,15 @@ class Engine:
         part: Part,
         chunk_tokens: int,
         clock: Callable[[], float],
+        epoch: int = 0,
+        updates: Updates | None = None,
     ) -> None:
-        """`chunk_tokens`: most prefill rows of any group's batch, the same on all ranks."""
+        """`chunk_tokens`: most prefill rows of any group's batch, the same on all ranks.
+        `epoch`: counts the sets of communicators; what an earlier one left behind is refused."""
         self.rank = rank
         self.part = part
-        self.state = PlanState()
+        self.state = PlanState(epoch=epoch)
+        self._updates = updates
         self._names = tuple(path.name for path in config.paths)
         self._config, self._sequencer, self._control = config, sequencer, control
         self._model, self._weights, self._contexts = model, weights, contexts
@@ -64,22 +82,24 @@ class Engine:
     async def step(self) -> bool:
         """One step; False once the ranks have agreed to stop."""
         began_at = self._clock()
-        waited_before = self._sequencer.waited_s
+        waited_before, parked_s = self._sequencer.waited_s, 0.0
         preempted_before = self.part.num_preemptions
         proposal = self.part.propose(self.rank, self._sequencer.hashes)
-        asked_at = self._clock()
+        if self._updates is not None:
+            proposal = replace(proposal, update=self._updates.ready())
         agreement = await agree(
-            self._control, self.state, proposal, self._config, self._sequencer.keys
+            self._control,
+            self.state,
+            proposal,
+            self._config,
+            self._sequencer.keys,
+            finishing=self._sequencer.finish,
         )
-        waited = self._clock() - asked_at
         plan = agreement.plan
         self.part.commit(plan)
         if plan.stop:
             return False
-        asked_at = self._clock()
-        described = await self.part.describe(plan)
-        if not self.part.leads:
-            waited += self._clock() - asked_at
+        described = await self.part.describe(plan, self._sequencer.finish)
         started = {
             name: self._model.forward(
                 self._weights,
@@ -96,11 +116,13 @@ class Engine:
         outputs = await self._sequencer.walk(plan, started)
         for name in plan.finish:
             self.part.complete(name, outputs[name], plan.version)
+        if plan.update and self._updates is not None:
+            self._weights = self._updates.install(plan.update)
         self.state = plan.after
         if plan.park_ms:
             parked_at = self._clock()
             await perform(Park(ms=plan.park_ms))
-            waited += self._clock() - parked_at
+            parked_s = self._clock() - parked_at
         self.journal.steps.append(
             StepRecord(
                 step=plan.step,
@@ -113,7 +135,7 @@ class Engine:
                 rows=tuple((name, rows.num_rows) for name, rows in described.items()),
                 num_tickets=tuple((name, plan.count(name)) for name in self._names),
                 control_bytes=agreement.num_bytes,
-                waited_s=waited + self._sequencer.waited_s - waited_before,
+                waited_s=parked_s + self._sequencer.waited_s - waited_before,
                 parked_ms=plan.park_ms,
                 preempted=self.part.num_preemptions - preempted_before,
             )

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from interlace.comm.announcement import announce
+from interlace.comm.collectives import Finishing
 from interlace.comm.communicator import Communicator
 from interlace.comm.path import Path
 from interlace.comm.plan import StepPlan
@@ -49,7 +50,7 @@ class Part(Protocol):
         """The exchange agreed on the last step and on this plan."""
         ...
 
-    async def describe(self, plan: StepPlan) -> Descriptions:
+    async def describe(self, plan: StepPlan, finishing: Finishing) -> Descriptions:
         """The batches of the paths that start; the same on every rank of the group."""
         ...
 
@@ -98,10 +99,10 @@ class Leader:
         if plan.drop:
             self.scheduler.drop_prefill()
 
-    async def describe(self, plan: StepPlan) -> Descriptions:
+    async def describe(self, plan: StepPlan, finishing: Finishing) -> Descriptions:
         described = {name: describe(self.scheduler, self._paths[name].work) for name in plan.start}
         if self._followers is not None and plan.start:
-            await announce(self._followers, encode(described), _where(plan))
+            await announce(self._followers, encode(described), _where(plan), finishing)
         return described
 
     def complete(self, path: str, output: ForwardOutput, version: int) -> None:
@@ -153,10 +154,11 @@ class Follower:
     def commit(self, plan: StepPlan) -> None:
         pass
 
-    async def describe(self, plan: StepPlan) -> Descriptions:
+    async def describe(self, plan: StepPlan, finishing: Finishing) -> Descriptions:
         if not plan.start:
             return {}
-        return decode_descriptions(await announce(self._leader, None, _where(plan)))
+        told = await announce(self._leader, None, _where(plan), finishing)
+        return decode_descriptions(told)
 
     def complete(self, path: str, output: ForwardOutput, version: int) -> None:
         pass

@@ -133,7 +133,7 @@ def _shares(
     """Per bin, the share computed for each path and, last, spent in host code."""
     width = np.diff(edges)
     shares = {
-        name: _covered([(t.resumed_at, t.posted_at) for t in tickets if t.path == name], edges)
+        name: _covered([(t.resumed_at, t.computed_at) for t in tickets if t.path == name], edges)
         for name in paths
     }
     in_steps = _covered([(step.began_at, step.ended_at) for step in steps], edges)
@@ -209,13 +209,13 @@ def _draw_close_up(
                 linewidth=0.0,
                 alpha=0.45,
             )
-            bars([(t.resumed_at, t.posted_at) for t in own], lane, 0.8, facecolor=colours[name])
+            bars([(t.resumed_at, t.computed_at) for t in own], lane, 0.8, facecolor=colours[name])
             ticks.append(lane)
             names.append(f"rank {rank}  {name}" if name == paths[0] else name)
             lane += 1.0
         below = lane - 0.42
         bars([(steps[0].began_at, steps[-1].ended_at)], below, 0.16, facecolor=HOST)
-        computed = [(ticket.resumed_at, ticket.posted_at) for ticket in tickets]
+        computed = [(ticket.resumed_at, ticket.computed_at) for ticket in tickets]
         bars(computed, below, 0.2, facecolor="white", edgecolor="white", linewidth=0.5)
         bars(_waits(steps, tickets), below, 0.16, facecolor=INK)
         labelled = -1.0

@@ -88,7 +88,7 @@ def _slices(rank: int, lane: int, ticket: TicketRecord, zero: float) -> Iterator
     members = ",".join(map(str, ticket.members))
     yield (
         f'{{"ph":"X","cat":"compute","name":{json.dumps(ticket.stage)},{head}'
-        f'{_us(ticket.resumed_at - zero)},"dur":{_us(ticket.posted_at - ticket.resumed_at)},'
+        f'{_us(ticket.resumed_at - zero)},"dur":{_us(ticket.computed_at - ticket.resumed_at)},'
         f'"args":{{"seq":{ticket.seq},"step":{ticket.step},"path":{json.dumps(ticket.path)},'
         f'"role":{json.dumps(ticket.role)},"comm_seq":{ticket.comm_seq},"members":[{members}]}}}}'
     )
@@ -155,6 +155,7 @@ def _ticket(compute: dict[str, Any], in_flight: dict[str, Any], zero: float) -> 
         comm_seq=args["comm_seq"],
         members=tuple(args["members"]),
         resumed_at=zero + compute["ts"] * 1e-6,
+        computed_at=zero + (compute["ts"] + compute["dur"]) * 1e-6,
         posted_at=zero + in_flight["ts"] * 1e-6,
         settled_at=zero + (in_flight["ts"] + in_flight["dur"]) * 1e-6,
         waited_s=in_flight["args"]["waited_s"],

@@ -53,21 +53,20 @@ def run_process(
         _check(killed)
         inbox.wait(seconds)
 
-    def pause(seconds: float) -> None:
+    def check() -> None:
         _check(killed)
-        time.sleep(seconds)
 
     try:
         mine = blocks_for(config, folder, transport.device)
         agreeing = agreed_minimum(transport, mine, config.launch.load_timeout_s)
-        num_blocks = run_blocking(agreeing, park=park, pause=pause)
+        num_blocks = run_blocking(agreeing, park=park, check=check)
         rank = compose(config, folder, transport, inbox, emit, num_blocks=num_blocks)
         # Ranks load at different speeds; the short deadlines hold from here on.
         meeting = _meet(transport, config.launch.load_timeout_s)
-        run_blocking(meeting, park=park, pause=pause)
+        run_blocking(meeting, park=park, check=check)
         emit(rank.ready)
         ready_at = time.process_time()
-        journal = run_blocking(rank.engine.run(), park=park, pause=pause)
+        journal = run_blocking(rank.engine.run(), park=park, check=check)
     except BaseException as error:
         emit(failure(transport.rank, error))
         raise

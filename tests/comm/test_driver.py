@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from interlace.comm.collectives import Finish, Park, perform
+from interlace.comm.collectives import Early, Finish, Park, perform
 from interlace.comm.driver import run_blocking
 from interlace.comm.errors import BufferInFlightError, CollectiveTimeoutError, PeerLostError
+from interlace.comm.waiter import SleepWaiter
 
 
 class FakeTime:
@@ -48,7 +49,9 @@ async def waits(transport: Transport, handle: Any = "answer") -> Any:
 
 
 def drive(rank: Any, time: FakeTime) -> Any:
-    return run_blocking(rank, park=time.parked.append, clock=time.clock, pause=time.pause)
+    return run_blocking(
+        rank, park=time.parked.append, clock=time.clock, waiter=SleepWaiter(time.pause)
+    )
 
 
 def test_an_answer_that_is_there_costs_no_pause() -> None:
@@ -71,6 +74,39 @@ def test_a_wait_past_the_deadline_names_what_it_waited_for() -> None:
     ):
         drive(waits(Transport(float("inf"))), time)
     assert 102.0 < time.now < 102.01
+
+
+def test_another_result_that_is_there_first_is_handed_over_and_the_wait_goes_on() -> None:
+    main, other = Transport(3), Transport(1)
+
+    async def rank() -> Any:
+        request = Finish(
+            communicator=main, handle="main", where="here", others=((other, "another"),)
+        )
+        first = await perform(request)
+        return first, await waits(main, "main")
+
+    answer = drive(rank(), FakeTime())
+    assert answer == (Early(index=0, value="another"), "main")
+
+
+def test_who_is_told_to_give_up_does_so_during_a_wait() -> None:
+    asked = []
+
+    def check() -> None:
+        asked.append(True)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+
+    time = FakeTime()
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(
+            waits(Transport(float("inf"))),
+            park=time.parked.append,
+            clock=time.clock,
+            waiter=SleepWaiter(time.pause),
+            check=check,
+        )
 
 
 def test_a_transport_that_gives_up_is_a_typed_error_with_the_same_name() -> None:

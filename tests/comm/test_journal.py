@@ -11,6 +11,7 @@ def record(seq: int) -> TicketRecord:
         comm_seq=seq,
         members=(0, 1),
         resumed_at=0.0,
+        computed_at=0.0,
         posted_at=0.0,
         settled_at=0.0,
         waited_s=0.0,

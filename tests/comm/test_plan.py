@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.comm.toy import DECODE, PREFILL
 
 from interlace.comm.path import Op, Path
-from interlace.comm.plan import Mode, PlanConfig, PlanState, StepPlan, interleave, plan
+from interlace.comm.plan import Mode, PlanConfig, PlanState, StepPlan, fingerprint, interleave, plan
 from interlace.comm.proposal import Proposal
 
 ROLES = {"ep": ((0, 1, 2, 3),), "tp": ((0, 1), (2, 3))}
@@ -268,3 +268,58 @@ def test_the_version_and_the_rows_agreed_are_on_the_ticket() -> None:
     assert {ticket.version for ticket in made.tickets} == {3}
     assert {ticket.epoch for ticket in made.tickets} == {2}
     assert {(ticket.path, ticket.rows) for ticket in made.tickets} == {(DECODE, 5), (PREFILL, 0)}
+
+
+updating = st.lists(
+    st.tuples(st.lists(proposals, min_size=2, max_size=2), st.integers(0, 3), st.integers(0, 3)),
+    min_size=1,
+    max_size=15,
+)
+
+
+@given(updating, configs())
+def test_versions_change_between_steps_without_a_prefill_in_flight(
+    steps: list[tuple[list[Proposal], int, int]], config: PlanConfig
+) -> None:
+    state = PlanState()
+    for leaders, ready, readier in steps:
+        brought = [replace(leaders[0], update=ready), replace(leaders[1], update=readier)]
+        made = plan(state, brought, config)
+        newest = min(ready, readier)
+        assert made.update == (newest if newest > state.version else 0)
+        assert made.after.version == max(state.version, newest)
+        assert {ticket.version for ticket in made.tickets} <= {state.version}
+        if made.update:
+            assert made.after.position == ()
+            assert not made.stop
+            assert made.park_ms == 0
+        state = made.after
+
+
+def test_a_rank_that_is_not_ready_holds_the_update_back_even_if_it_leads_nobody() -> None:
+    config = PlanConfig(paths=(), mode="multiplexed")
+    leader = Proposal(rank=0, leader=True, update=1)
+    follower = Proposal(rank=1, leader=False)
+    assert plan(PlanState(), [leader, follower], config).update == 0
+    assert plan(PlanState(), [leader, replace(follower, update=1)], config).update == 1
+
+
+@given(st.lists(proposals, min_size=1, max_size=3), configs())
+def test_a_fingerprint_sees_every_field_of_every_ticket(
+    leaders: list[Proposal], config: PlanConfig
+) -> None:
+    made = plan(PlanState(), leaders, config)
+    assert fingerprint(made) == fingerprint(replace(made, after=PlanState(step=9)))
+    for name in ("step", "version", "decoding", "update", "park_ms"):
+        assert fingerprint(replace(made, **{name: 77})) != fingerprint(made)
+    for name in ("start", "drop", "finish"):
+        assert fingerprint(replace(made, **{name: ("x",)})) != fingerprint(made)
+    for at, ticket in enumerate(made.tickets[:3]):
+        for name in ("epoch", "step", "seq", "path_seq", "comm_seq", "slot", "version", "rows"):
+            other = replace(ticket, **{name: getattr(ticket, name) + 1})
+            changed = (*made.tickets[:at], other, *made.tickets[at + 1 :])
+            assert fingerprint(replace(made, tickets=changed)) != fingerprint(made)
+        for changed_op in (replace(ticket.op, stage="y"), replace(ticket.op, role="y")):
+            other = replace(ticket, op=changed_op)
+            changed = (*made.tickets[:at], other, *made.tickets[at + 1 :])
+            assert fingerprint(replace(made, tickets=changed)) != fingerprint(made)

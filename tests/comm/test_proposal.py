@@ -24,7 +24,7 @@ count = st.integers(0, 2**63 - 1)
 )
 def test_a_proposal_survives_the_wire_in_the_documented_size(proposal: Proposal) -> None:
     data = proposal.pack()
-    assert len(data) == 39 + 4 * len(proposal.hashes)
+    assert len(data) == 47 + 4 * len(proposal.hashes)
     assert Proposal.unpack(data) == proposal
 
 
@@ -38,6 +38,7 @@ def test_every_field_is_packed_in_its_own_place() -> None:
         live_rows=5,
         idle=False,
         stop=True,
+        update=8,
         hashes=(6, 7),
     ).pack()
-    assert struct.unpack("<i?qqqq??2I", data) == (1, True, 2, 3, 4, 5, False, True, 6, 7)
+    assert struct.unpack("<i?qqqq??q2I", data) == (1, True, 2, 3, 4, 5, False, True, 8, 6, 7)

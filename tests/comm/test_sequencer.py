@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from tests.comm.toy import DECODE, PREFILL, Recording, local_world, stub_result
 
 from interlace.comm.collectives import Collective, Exchange, Forward, Gather, perform
-from interlace.comm.errors import OrderError
+from interlace.comm.errors import DivergedError, OrderError
 from interlace.comm.journal import Journal
 from interlace.comm.path import Op, Path, Ticket
 from interlace.comm.plan import PlanConfig, PlanState, StepPlan, plan
@@ -37,6 +37,9 @@ class Rank:
 
     def __init__(self) -> None:
         self.world, self.posted = local_world(1), list[Ticket]()
+        self.late: dict[int, int] = {}
+        """Decode's comm_seq -> results of prefill that must have been taken before it is done."""
+        self.prefills_taken = 0
         self.entered: list[str] = []
         self.inside: str | None = None
         self.sequencer = Sequencer(
@@ -78,6 +81,14 @@ class Watching(Recording):
         assert self.rank.inside == self.path
         return super().post(request, ticket)
 
+    def poll(self, handle: Any) -> bool:
+        awaited = self.rank.late.get(handle.count, 0) if self.path == DECODE else 0
+        return self.rank.prefills_taken >= awaited and super().poll(handle)
+
+    def result(self, handle: Any) -> Any:
+        self.rank.prefills_taken += self.path == PREFILL
+        return super().result(handle)
+
 
 def made(proposal: Proposal = ONLY_DECODE, state: PlanState | None = None) -> StepPlan:
     return plan(state or PlanState(), [proposal], CONFIG)
@@ -101,6 +112,67 @@ def test_an_unfinished_path_carries_one_collective_into_the_next_step() -> None:
         step = plan(step.after, [replace(BOTH, waiting_tokens=0, live_rows=1)], CONFIG)
         outputs = rank.walk(step, {DECODE: gathers()})
     assert outputs[PREFILL] == [[["embed"]], [["mix"]], [["logits"]]]
+
+
+def test_a_path_computes_on_while_another_waits_and_posts_in_its_turn_all_the_same() -> None:
+    rank = Rank()
+    step = made(BOTH)
+    rank.late[2] = 1
+    outputs = rank.walk(step, {DECODE: gathers(), PREFILL: gathers()})
+    assert outputs == {DECODE: [[["embed"]], [["mix"]], [["logits"]]]}
+    assert rank.posted == list(step.tickets)
+    (early,) = [t for t in rank.sequencer.journal.tickets if t.path == PREFILL]
+    waiting = rank.sequencer.journal.tickets[-1]
+    assert waiting.posted_at < early.settled_at < waiting.settled_at
+    last = plan(step.after, [replace(BOTH, waiting_tokens=0, live_rows=1)], CONFIG)
+    rank.walk(last, {DECODE: gathers()})
+    last = plan(last.after, [replace(BOTH, waiting_tokens=0, live_rows=1)], CONFIG)
+    outputs = rank.walk(last, {DECODE: gathers()})
+    assert outputs[PREFILL] == [[["embed"]], [["mix"]], [["logits"]]]
+
+
+def test_a_path_that_has_computed_ahead_can_still_be_dropped() -> None:
+    rank = Rank()
+    step = made(BOTH)
+    rank.late[2] = 1
+    rank.walk(step, {DECODE: gathers(), PREFILL: gathers()})
+    assert rank.prefills_taken == 1
+    step = plan(step.after, [replace(BOTH, waiting_tokens=0)], CONFIG)
+    assert step.drop == (PREFILL,)
+    assert set(rank.walk(step, {DECODE: gathers()})) == {DECODE}
+    step = plan(step.after, [BOTH], CONFIG)
+    rank.walk(step, {DECODE: gathers(), PREFILL: gathers()})
+
+
+def test_each_post_is_compared_first_where_that_is_asked_for() -> None:
+    world, posted = local_world(2), list[Ticket]()
+    paths = tuple(replace(path, groups={"ep": ((0, 1),)}) for path in PATHS)
+    config = replace(CONFIG, paths=paths)
+
+    def sequencer(rank: int) -> Sequencer:
+        def ends(kind: str, watch: bool) -> dict[tuple[str, str], Any]:
+            made = {(p.name, "ep"): world.communicator((kind, p.name), (0, 1), rank) for p in paths}
+            return {key: Recording(end, posted) if watch else end for key, end in made.items()}
+
+        return Sequencer(
+            rank=rank,
+            paths=paths,
+            communicators=ends("data", watch=True),
+            prechecks=ends("before", watch=False),
+            around=lambda path: nullcontext(),
+            clock=itertools.count().__next__,
+            journal=Journal(),
+        )
+
+    right = plan(PlanState(), [ONLY_DECODE], config)
+    first, second, third = right.tickets
+    wrong = replace(right, tickets=(first, replace(second, seq=7), third))
+    ranks = [sequencer(0).walk(right, {DECODE: gathers()})]
+    ranks.append(sequencer(1).walk(wrong, {DECODE: gathers()}))
+    told = r"rank 0 is about to post epoch 0 step 0 seq 1 .*; rank 1 is about to post .* seq 7 "
+    with pytest.raises(DivergedError, match=told):
+        world.run(ranks)
+    assert {ticket.seq for ticket in posted} == {0}
 
 
 def test_each_resume_and_post_is_surrounded_by_its_own_path() -> None:
@@ -249,7 +321,7 @@ def test_the_journal_says_when_each_ticket_was_resumed_posted_and_settled() -> N
     rank = Rank()
     rank.walk(made(BOTH), {DECODE: gathers(), PREFILL: gathers()})
     for ticket in rank.sequencer.journal.tickets:
-        assert ticket.resumed_at < ticket.posted_at < ticket.settled_at
+        assert ticket.resumed_at < ticket.computed_at < ticket.posted_at < ticket.settled_at
         assert ticket.members == (0,)
     waited = sum(ticket.waited_s for ticket in rank.sequencer.journal.tickets)
     assert rank.sequencer.waited_s == waited

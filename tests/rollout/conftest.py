@@ -50,6 +50,7 @@ def record_run(
                     **heads[letter],
                     members=members,
                     resumed_at=resumed,
+                    computed_at=posted,
                     posted_at=posted,
                     settled_at=now[rank],
                     waited_s=wait,

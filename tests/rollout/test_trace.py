@@ -26,7 +26,7 @@ def test_a_trace_reads_back_what_was_recorded(recorded_run, tmp_path):
         for got, ticket in zip(again[rank][1], tickets, strict=True):
             for name in ("step", "seq", "path", "role", "stage", "comm_seq", "members", "waited_s"):
                 assert getattr(got, name) == getattr(ticket, name)
-            for name in ("resumed_at", "posted_at", "settled_at"):
+            for name in ("resumed_at", "computed_at", "posted_at", "settled_at"):
                 assert getattr(got, name) == pytest.approx(getattr(ticket, name), abs=2e-9)
 
 
