@@ -95,7 +95,7 @@ class Sequencer:
         Raises OrderError, before posting, for a request that is not its ticket's, for a forward
         pass that ends early or late, and for a seq that does not increase.
         """
-        self._plan_hash = zlib.crc32(fingerprint(plan), self._plan_hash)
+        self._note_plan(plan)
         try:
             for name in plan.drop:
                 await self.drop(name)
@@ -202,26 +202,17 @@ class Sequencer:
         self._running.update(started)
 
     async def _issue(self, ticket: Ticket) -> None:
-        if ticket.seq <= self._last_seq:
-            raise self._refusal(ticket, f"comes after seq {self._last_seq}")
-        if ticket.path not in self._running:
-            raise self._refusal(ticket, "no forward pass of this path is in flight")
-        key, op = (ticket.path, ticket.op.role), ticket.op
+        self._admit(ticket)
+        key = ticket.path, ticket.op.role
         if self._prechecks is not None:
             await self._compare(self._prechecks[key], ticket)
         value = await self.settle(ticket.path)
         self._progress.computing(ticket)
         with self._around(ticket.path):
             computed = self._ahead.pop(ticket.path, None) or self._advance(ticket.path, value)
-            request = computed.request
-            if request is None:
-                raise self._refusal(ticket, "the forward pass already returned")
-            asked = type(request).__name__, request.role, request.stage
-            if asked != (op.kind, op.role, op.stage):
-                raise self._refusal(ticket, f"the forward pass asks for {' '.join(asked)}")
+            request = self._match(ticket, computed.request)
             communicator = self.communicators[key]
-            self._hash[key] = _roll(self._hash[key], ticket)
-            self._last_seq = ticket.seq
+            self._note(ticket)
             handle = communicator.post(request, ticket)
         self._progress.posted(ticket)
         self._outstanding[ticket.path] = _Outstanding(
@@ -232,6 +223,28 @@ class Sequencer:
             computed_at=computed.computed_at,
             posted_at=self._clock(),
         )
+
+    def _admit(self, ticket: Ticket) -> None:
+        if ticket.seq <= self._last_seq:
+            raise self._refusal(ticket, f"comes after seq {self._last_seq}")
+        if ticket.path not in self._running:
+            raise self._refusal(ticket, "no forward pass of this path is in flight")
+
+    def _match(self, ticket: Ticket, request: Collective | None) -> Collective:
+        if request is None:
+            raise self._refusal(ticket, "the forward pass already returned")
+        op, asked = ticket.op, (type(request).__name__, request.role, request.stage)
+        if asked != (op.kind, op.role, op.stage):
+            raise self._refusal(ticket, f"the forward pass asks for {' '.join(asked)}")
+        return request
+
+    def _note(self, ticket: Ticket) -> None:
+        key = ticket.path, ticket.op.role
+        self._hash[key] = _roll(self._hash[key], ticket)
+        self._last_seq = ticket.seq
+
+    def _note_plan(self, plan: StepPlan) -> None:
+        self._plan_hash = zlib.crc32(fingerprint(plan), self._plan_hash)
 
     def _advance(self, path: str, value: Any) -> _Computed:
         """Let the forward pass compute to its next request, or to its return."""
