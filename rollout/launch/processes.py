@@ -135,8 +135,10 @@ class ProcessTransport:
         return mine
 
     def _workspace(self, path: str) -> Workspace[torch.Tensor]:
+        device = self.device  # not this object: it would lead from one path to the other
+
         def allocate(num_bytes: int) -> torch.Tensor:
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
         return self._workspaces.setdefault(path, Workspace(path, allocate))
 
