@@ -53,15 +53,14 @@ def check_hashes(
     where: str,
 ) -> None:
     """Compare the plans walked, and per communicator group the tickets issued."""
-    _check(proposals, -1, f"{where}: the plans walked so far differ")
+    _check(proposals, -1, where, "the plans walked so far")
     for index, (name, role) in enumerate(keys):
         for group in paths[name].groups[role]:
             members = [p for p in proposals if p.rank in group]
-            _check(members, index, f"{where}: the tickets issued on {name}/{role} differ")
+            _check(members, index, where, "the tickets issued on ", name, "/", role)
 
 
-def _check(proposals: Sequence[Proposal], index: int, what: str) -> None:
-    hashes = {p.rank: p.hashes[index] for p in proposals}
-    if len(set(hashes.values())) > 1:
-        listed = ", ".join(f"rank {rank} {value:08x}" for rank, value in hashes.items())
-        raise DivergedError(f"{what}: {listed}")
+def _check(proposals: Sequence[Proposal], index: int, where: str, *what: str) -> None:
+    if len({p.hashes[index] for p in proposals}) > 1:
+        listed = ", ".join(f"rank {p.rank} {p.hashes[index]:08x}" for p in proposals)
+        raise DivergedError(f"{where}: {''.join(what)} differ: {listed}")

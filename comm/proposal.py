@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Self
 
 
@@ -35,16 +36,17 @@ class Proposal:
 
     def pack(self) -> bytes:
         """Fixed-size bytes: 47, and 4 for each hash."""
-        values = (getattr(self, field.name) for field in fields(self) if field.name != "hashes")
-        return struct.pack(_HEAD, *values) + struct.pack(f"<{len(self.hashes)}I", *self.hashes)
+        head = _HEAD.pack(*_VALUES(self))
+        return head + struct.pack(f"<{len(self.hashes)}I", *self.hashes)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        head = struct.unpack_from(_HEAD, data)
-        size = struct.calcsize(_HEAD)
+        head = _HEAD.unpack_from(data)
+        size = _HEAD.size
         hashes = struct.unpack(f"<{(len(data) - size) // 4}I", data[size:])
-        names = (field.name for field in fields(cls) if field.name != "hashes")
-        return cls(**dict(zip(names, head, strict=True)), hashes=hashes)
+        return cls(**dict(zip(_NAMES, head, strict=True)), hashes=hashes)
 
 
-_HEAD = "<i?qqqq??q"
+_HEAD = struct.Struct("<i?qqqq??q")
+_NAMES = tuple(field.name for field in fields(Proposal) if field.name != "hashes")
+_VALUES = attrgetter(*_NAMES)

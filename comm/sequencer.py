@@ -71,6 +71,7 @@ class Sequencer:
         group compare each ticket before they post it. Dear, and it can hide what it looks for."""
         self.rank = rank
         self.paths = {path.name: path for path in paths}
+        self._mine = {path.name for path in paths if rank in path.members}
         self.communicators = communicators
         self.journal = journal
         self.keys = tuple(sorted((path.name, role) for path in paths for role in path.groups))
@@ -105,11 +106,11 @@ class Sequencer:
                 forward.close()
             raise
         for ticket in plan.tickets:
-            if self.rank in self.paths[ticket.path].members:
+            if ticket.path in self._mine:
                 await self._issue(ticket)
         results = {}
         for name in plan.finish:
-            if self.rank in self.paths[name].members:
+            if name in self._mine:
                 results[name] = await self._return_of(name, plan.step)
         return results
 
@@ -193,7 +194,7 @@ class Sequencer:
     # ---- computing and posting
 
     def _start(self, plan: StepPlan, started: Mapping[str, Forward]) -> None:
-        mine = [name for name in plan.start if self.rank in self.paths[name].members]
+        mine = [name for name in plan.start if name in self._mine]
         if sorted(started) != sorted(mine) or any(name in self._running for name in mine):
             raise OrderError(
                 f"rank {self.rank}: step {plan.step} starts {mine}, but forward passes were given "

@@ -11,10 +11,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .collectives import Collective, Finish, Forward, Gather, Park
-from .errors import DeadlockError, DivergedError
+from .collectives import Collective, Forward, Gather
+from .errors import DivergedError
+from .interleaving import Interleaving, Poison
 from .path import Ticket
 from .serial_device import SerialDevice
+from .virtual_clock import VirtualClock
 
 Key = Hashable
 
@@ -33,6 +35,8 @@ class _Message:
     count: int
     ticket: Ticket | None
     parts: list[Any]
+    visible_at: Sequence[int] = ()
+    """By member; empty: at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,7 @@ class LocalCommunicator:
 
     def __init__(self, world: LocalWorld, key: Key, members: tuple[int, ...], rank: int) -> None:
         self.key, self.members, self.rank = key, members, rank
+        self._me = members.index(rank)
         self._world = world
         self._board = world.board(key, members)
         self._posted = 0
@@ -73,7 +78,10 @@ class LocalCommunicator:
         else:
             parts = world.split(request.payload, request.send)
         board.cells[cell] = _Message(
-            count=count, ticket=ticket, parts=[world.copy(part) for part in parts]
+            count=count,
+            ticket=ticket,
+            parts=[world.copy(part) for part in parts],
+            visible_at=world.arrivals(self.rank, self.members),
         )
         board.readers.setdefault((self.rank, count), set())
         if ticket is not None and world.device is not None:
@@ -81,15 +89,19 @@ class LocalCommunicator:
         return _Handle(request=request, ticket=ticket, count=count, slot=slot)
 
     def poll(self, handle: _Handle) -> bool:
+        clock = self._world.clock
+        now, me = clock.now if clock else 0, self._me
         for member in self.members:
             message = self._board.cells.get((member, handle.slot))
             if message is None or message.count < handle.count:
+                return False
+            if message.visible_at and message.visible_at[me] > now:
                 return False
         device = self._world.device
         return device is None or device.is_done(self.rank, (self.key, self.members, handle.count))
 
     def result(self, handle: _Handle) -> Any:
-        me = self.members.index(self.rank)
+        me = self._me
         received = []
         for member in self.members:
             message = self._board.cells[member, handle.slot]
@@ -104,19 +116,27 @@ class LocalCommunicator:
     def _verify(self, handle: _Handle, member: int, message: _Message) -> None:
         if not self._world.verify:
             return
-        wanted, found = _header(handle.count, handle.ticket), _header(message.count, message.ticket)
-        if wanted != found:
+        if handle.count != message.count or _names(handle.ticket) != _names(message.ticket):
+            wanted = _header(handle.count, handle.ticket)
             raise DivergedError(
                 f"{self.key}: rank {self.rank} waits for {wanted} of rank {member}; "
-                f"slot {handle.slot} holds {found}"
+                f"slot {handle.slot} holds {_header(message.count, message.ticket)}"
             )
 
 
-def _header(count: int, ticket: Ticket | None) -> str:
+def _names(ticket: Ticket | None) -> tuple[int, str, str, str] | None:
     """What travels with the data: the two paths run the same stages, so the path is named too."""
     if ticket is None:
+        return None
+    return ticket.epoch, ticket.path, ticket.op.role, ticket.op.stage
+
+
+def _header(count: int, ticket: Ticket | None) -> str:
+    names = _names(ticket)
+    if names is None:
         return f"count {count}"
-    return f"count {count} (epoch {ticket.epoch} {ticket.path}/{ticket.op.role} {ticket.op.stage})"
+    epoch, path, role, stage = names
+    return f"count {count} (epoch {epoch} {path}/{role} {stage})"
 
 
 class LocalWorld:
@@ -126,7 +146,8 @@ class LocalWorld:
     makes what was posted independent of the sender. `serial_slots` > 0 adds a device that runs
     each rank's collectives in the order they were posted, as a GPU does. `alias` makes several
     keys share one communicator's state: the unsafe way, for negative controls, together with
-    ``verify=False``, which takes away the header check that would name it.
+    ``verify=False``, which takes away the header check that would name it. `speeds` and `clock` as
+    in `Interleaving`; `delay(sender, receiver)` is the number of ticks a message takes.
     """
 
     def __init__(
@@ -141,12 +162,18 @@ class LocalWorld:
         serial_slots: int = 0,
         alias: Mapping[Key, Key] | None = None,
         verify: bool = True,
+        speeds: Sequence[int] | None = None,
+        clock: VirtualClock | None = None,
+        delay: Callable[[int, int], int] | None = None,
     ) -> None:
         self.size, self.slots, self.verify = size, slots, verify
         self.split, self.concat, self.copy = split, concat, copy
         self.device = SerialDevice(size, serial_slots) if serial_slots else None
         self.violations: list[str] = []
         """Slots that were overwritten before everybody had read them."""
+        self.clock, self.delay = clock, delay
+        self.running: Interleaving | None = None
+        self._speeds = speeds
         self._alias = dict(alias or {})
         self._boards: dict[tuple[Key, tuple[int, ...]], _Board] = {}
         self._random = random.Random(seed)
@@ -158,57 +185,42 @@ class LocalWorld:
     def board(self, key: Key, members: tuple[int, ...]) -> _Board:
         return self._boards.setdefault((key, members), _Board())
 
+    def arrivals(self, sender: int, members: Sequence[int]) -> tuple[int, ...]:
+        """When each member sees what `sender` posts now; empty: at once."""
+        clock, delay = self.clock, self.delay
+        if clock is None or delay is None:
+            return ()
+        ticks = tuple(
+            clock.now + (delay(sender, member) if member != sender else 0) for member in members
+        )
+        for tick in ticks:
+            if tick > clock.now:
+                clock.at(tick)
+        return ticks
+
     def run(
-        self, ranks: Sequence[Forward], *, on_park: Callable[[], None] | None = None
+        self,
+        ranks: Sequence[Forward],
+        *,
+        on_park: Callable[[], None] | None = None,
+        poison: Poison | None = None,
     ) -> list[Any]:
         """Drive all ranks to their return and give what they returned, in rank order.
 
         `on_park` is called when every rank is parked (where a single process waits for outside
         work; it may raise to end the world). Raises DeadlockError naming every rank's wait when
-        nothing can move.
+        nothing can move. `poison` as in `Interleaving`, which is `running` meanwhile.
         """
+        self.running = Interleaving(
+            ranks,
+            self._random,
+            speeds=self._speeds,
+            clock=self.clock,
+            on_park=on_park,
+            poison=poison,
+        )
         try:
-            return self._run(ranks, on_park)
+            return self.running.run()
         finally:
             for forward in ranks:
                 forward.close()
-
-    def _run(self, ranks: Sequence[Forward], on_park: Callable[[], None] | None) -> list[Any]:
-        asked: dict[int, Any] = dict.fromkeys(range(len(ranks)))
-        results: dict[int, Any] = {}
-        while asked:
-            ready = [rank for rank, request in asked.items() if _is_ready(request)]
-            if not ready:
-                waits = "; ".join(request.where for _, request in sorted(asked.items()))
-                done = f"; returned: ranks {sorted(results)}" if results else ""
-                raise DeadlockError(f"nothing can move. Waiting: {waits}{done}")
-            if on_park and len(ready) == self.size and all(map(_is_park, asked.values())):
-                on_park()
-            rank = self._random.choice(ready)
-            request = asked.pop(rank)
-            value = request.communicator.result(request.handle) if _is_finish(request) else None
-            try:
-                asked[rank] = ranks[rank].send(value)
-            except StopIteration as stop:
-                results[rank] = stop.value
-        return [results[rank] for rank in range(len(ranks))]
-
-
-def _is_park(request: Any) -> bool:
-    return isinstance(request, Park)
-
-
-def _is_finish(request: Any) -> bool:
-    return isinstance(request, Finish)
-
-
-def _is_ready(request: Any) -> bool:
-    """None stands for a rank that has not begun."""
-    if request is None or isinstance(request, Park):
-        return True
-    if isinstance(request, Finish):
-        return bool(request.communicator.poll(request.handle))
-    raise TypeError(
-        f"a rank suspended on {request!r}; only Finish and Park reach a driver. "
-        "Did a forward pass run outside the sequencer, or an asyncio call inside one?"
-    )

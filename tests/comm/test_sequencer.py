@@ -35,7 +35,7 @@ async def gathers(stages: Sequence[str] = STAGES, role: str = "ep") -> list[Any]
 class Rank:
     """A sequencer of one rank in a world of one, and what it posted."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: Sequence[Path] = PATHS) -> None:
         self.world, self.posted = local_world(1), list[Ticket]()
         self.late: dict[int, int] = {}
         """Decode's comm_seq -> results of prefill that must have been taken before it is done."""
@@ -44,8 +44,8 @@ class Rank:
         self.inside: str | None = None
         self.sequencer = Sequencer(
             rank=0,
-            paths=PATHS,
-            communicators={(path.name, "ep"): Watching(self, (path.name, "ep")) for path in PATHS},
+            paths=paths,
+            communicators={(path.name, "ep"): Watching(self, (path.name, "ep")) for path in paths},
             around=self.around,
             clock=itertools.count().__next__,
             journal=Journal(),
@@ -329,8 +329,7 @@ def test_the_journal_says_when_each_ticket_was_resumed_posted_and_settled() -> N
 
 def test_ranks_outside_a_path_skip_its_tickets() -> None:
     elsewhere = tuple(replace(path, groups={"ep": ((1,),)}) for path in PATHS)
-    rank = Rank()
-    rank.sequencer.paths = {path.name: path for path in elsewhere}
+    rank = Rank(elsewhere)
     assert rank.walk(made(BOTH), {}) == {}
     assert rank.posted == []
 
