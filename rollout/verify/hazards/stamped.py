@@ -31,7 +31,7 @@ from interlace.comm.window_reference import Window
 from .hazard import WrongDataError
 
 SLOTS, CAPACITY = 2, 256
-NUM_OURS = 10
+NUM_OURS = 6
 """Schedules a case of ours runs in: each is a run of several steps."""
 
 BUSY: Mapping[str, Any] = {
