@@ -152,7 +152,8 @@ async def _other_order(rank: BareRank, host_waits: bool) -> None:
 
 
 def host_waits_between_two_launches() -> Outcome:
-    """Without the host's wait the same order passes: the devices here forgive it."""
+    """One rank of four in another order, and every host waits between its two launches; without
+    that wait the same order passes, as these devices forgive it."""
 
     def one(seed: int) -> None:
         run_bare(lambda rank: _other_order(rank, False), size=4, seed=seed)
