@@ -15,6 +15,7 @@ from .errors import DivergedError, OrderError
 from .journal import Journal, TicketRecord
 from .path import Op, Path, Ticket
 from .plan import StepPlan, fingerprint
+from .post_order import PostOrder
 from .progress import NoProgress, Progress
 
 
@@ -66,9 +67,11 @@ class Sequencer:
         journal: Journal,
         progress: Progress | None = None,
         prechecks: Mapping[tuple[str, str], Communicator] | None = None,
+        posts: PostOrder | None = None,
     ) -> None:
         """`prechecks`: communicators of bytes, one per (path, role), on which all members of a
-        group compare each ticket before they post it. Dear, and it can hide what it looks for."""
+        group compare each ticket before they post it. Dear, and it can hide what it looks for.
+        `posts`: the witness of `communicators`, told which request each path makes."""
         self.rank = rank
         self.paths = {path.name: path for path in paths}
         self._mine = {path.name for path in paths if rank in path.members}
@@ -78,7 +81,7 @@ class Sequencer:
         self.waited_s = 0.0
         self._around, self._clock = around, clock
         self._progress = progress or NoProgress()
-        self._prechecks = prechecks
+        self._prechecks, self._posts = prechecks, posts
         self._plan_hash, self._last_seq = 0, -1
         self._hash = dict.fromkeys(self.keys, 0)
         self._running: dict[str, Forward] = {}
@@ -255,6 +258,8 @@ class Sequencer:
             request = self._running[path].send(value)
         except StopIteration as stop:
             output = stop.value
+        if request is not None and self._posts is not None:
+            self._posts.asked(path, request)
         return _Computed(
             request=request, output=output, resumed_at=resumed_at, computed_at=self._clock()
         )

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from .collectives import Collective, Exchange, Gather
 from .device_order import DeviceOrder
 from .path import Ticket
+from .post_order import PostOrder
 from .workspace import Workspace
 
 # Renamed in torch 2.13, where the old name warns.
@@ -54,14 +55,18 @@ class TorchCommunicator:
         timeout_s: float,
         stream: torch.cuda.Stream | None = None,
         order: DeviceOrder | None = None,
+        posts: PostOrder | None = None,
     ) -> None:
+        """`posts`: the rank's witness, the same for all its communicators."""
         self.timeout_s = timeout_s
         self.size = dist.get_world_size(group)
         self._group, self._role, self._workspace, self._slots = group, role, workspace, slots
-        self._stream, self._order = stream, order
+        self._stream, self._order, self._posts = stream, order, posts
         self._posted = 0
 
     def post(self, request: Collective, ticket: Ticket | None) -> _Handle:
+        if ticket is not None and self._posts is not None:
+            self._posts.admit(self._workspace.path, self._role, request, ticket)
         slot = self._posted % self._slots if ticket is None else ticket.slot
         self._posted += 1
         key = self._role, slot

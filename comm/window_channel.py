@@ -21,6 +21,7 @@ from .errors import (
 )
 from .link import Link
 from .path import Ticket
+from .post_order import PostOrder
 from .waiter import Waiter
 
 
@@ -99,15 +100,17 @@ class WindowChannel:
         link: Link | None = None,
         enlarge: str = "the capacity of the window",
         epoch: int = 0,
+        posts: PostOrder | None = None,
     ) -> None:
         """`clock`: the window's, in nanoseconds. `enlarge`: what to raise for larger messages.
-        `epoch`: that of requests that come without a ticket."""
+        `epoch`: that of requests that come without a ticket. `posts`: the rank's witness."""
         self.members, self.me = tuple(members), tuple(members).index(rank)
         self.timeout_s = timeout_s
         self.waiter = waiter
         self._window, self._path, self._role, self._rank = window, path, role, rank
         self._slots, self._capacity, self._enlarge = slots, capacity, enlarge
         self._clock, self._link, self._epoch = clock, link, epoch
+        self._posts = posts
         self._num_posted = 0
         self._crcs: dict[str, int] = {}
 
@@ -120,8 +123,11 @@ class WindowChannel:
     ) -> Posted:
         """Copy `counts` bytes of the payload for each member into the slot and release it.
 
-        Raises CapacityError, before anything is written, if they do not fit.
+        Raises CapacityError, before anything is written, if they do not fit, and OrderError if
+        this is not the rank's next post.
         """
+        if ticket is not None and self._posts is not None:
+            self._posts.admit(self._path, self._role, request, ticket)
         kind = at.GATHER if isinstance(request, Gather) else at.EXCHANGE
         stage = self._crcs.get(request.stage)
         if stage is None:
@@ -245,8 +251,11 @@ class ByteCommunicator:
     joined. Conforms to `Communicator`; the results are the caller's own.
     """
 
-    def __init__(self, channel: WindowChannel, *, row_bytes: int = 1) -> None:
-        self.timeout_s = channel.timeout_s
+    def __init__(
+        self, channel: WindowChannel, *, row_bytes: int = 1, timeout_s: float | None = None
+    ) -> None:
+        """`timeout_s`: the driver's deadline, by default the channel's."""
+        self.timeout_s = channel.timeout_s if timeout_s is None else timeout_s
         self._channel, self._row_bytes = channel, row_bytes
 
     def post(self, request: Collective, ticket: Ticket | None) -> Any:
