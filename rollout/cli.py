@@ -176,6 +176,7 @@ def _run(
         wall_s=rollout.wall_s,
         cpu_s=rollout.cpu_s,
         exact=rollout.exact,
+        transport=rollout.transport,
     )
     write_trace(folder.trace, rollout.records)
     draw_timeline(folder.timeline, rollout.records, mode=config.mode)

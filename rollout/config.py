@@ -110,6 +110,18 @@ class Dispatch(Section):
         return self.prefill if "prefill" in work else self.decode
 
 
+class LinkSection(Section):
+    """Makes messages between ranks of one host take the time they would take on a link."""
+
+    latency_us: float = Field(ge=0, description="Microseconds a message is on its way.")
+    gbit: float | None = Field(
+        default=None, gt=0, description="Gigabits a second; unlimited by default."
+    )
+    shared: bool = Field(
+        default=True, description="One link out of a rank for all its paths, or one for each."
+    )
+
+
 class Launch(Section):
     """Where the ranks run and how long they wait for one another."""
 
@@ -124,6 +136,22 @@ class Launch(Section):
     )
     backend: Literal["gloo", "nccl"] = Field(
         default="gloo", description="Process groups between ranks: gloo on CPU, nccl on GPU."
+    )
+    transport: Literal["auto", "window", "gloo"] = Field(
+        default="auto",
+        description="What moves bytes between ranks on CPU: window, memory that they share; gloo; "
+        "auto takes the window where all ranks are on one host and its extension was built.",
+    )
+    link: LinkSection | None = Field(
+        default=None,
+        description="Over the window only: a message becomes visible after a latency and the time "
+        "its bytes take, as over a network; control messages do not.",
+    )
+    window_mib: int | None = Field(
+        default=None,
+        ge=1,
+        description="Room for one message of a path over the window; by default what the largest "
+        "batch can need. It costs memory only as far as it is used.",
     )
     connect_timeout_s: float = Field(
         default=30.0, gt=0, description="All ranks have found one another within this time."
@@ -143,9 +171,29 @@ class Launch(Section):
     serial_device_slots: int = Field(
         default=0,
         ge=0,
-        description="local only: emulate devices that run collectives in strict order, with so "
-        "many slots; 0 is off.",
+        description="On CPU, ranks of one host: emulate devices that run collectives in strict "
+        "order, with so many slots; 0 is off.",
     )
+
+    @model_validator(mode="after")
+    def _devices_are_emulated_on_cpu(self) -> Launch:
+        if self.serial_device_slots and self.backend == "nccl":
+            raise ValueError("serial_device_slots emulates what backend nccl has: leave it 0")
+        return self
+
+    @model_validator(mode="after")
+    def _the_window_is_on_cpu(self) -> Launch:
+        if self.transport == "window" and (self.backend == "nccl" or self.kind == "local"):
+            other = "backend nccl" if self.backend == "nccl" else "kind local"
+            raise ValueError(f"transport window and {other} exclude each other: use auto")
+        if self.link is not None and (
+            self.transport == "gloo" or self.backend == "nccl" or self.kind == "local"
+        ):
+            raise ValueError(
+                "link needs the window: kind ray or torchrun, backend gloo and transport auto or "
+                "window"
+            )
+        return self
 
 
 class SchedulerSection(Section):

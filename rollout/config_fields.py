@@ -91,6 +91,9 @@ def _kind(info: FieldInfo) -> str:
     if get_origin(annotation) is dict:
         return "table"
     kind = annotation if isinstance(annotation, type) else inner[0]
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        keys = [f"{name} ({_kind(own)})" for name, own in kind.model_fields.items()]
+        return f"table of {', '.join(keys)}"
     return _NAMES[kind][0] + _range(info.metadata)
 
 

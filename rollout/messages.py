@@ -70,6 +70,10 @@ class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     vocab_size: int
     stop_token_ids: list[int]
     """Tokens that end a turn according to the checkpoint."""
+    transport: str
+    """What moves bytes between the ranks: window, gloo, nccl or local."""
+    transport_why: str
+    """Why it does, in one line."""
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):

@@ -60,6 +60,8 @@ class Rollout:
         """Rank -> (steps, tickets); filled when the ``with`` ends in order."""
         self.exact = False
         """Whether every rank's kernels passed the self-test."""
+        self.transport: dict[str, str] = {}
+        """What moves bytes between the ranks (`kind`), and `why`; known once they are ready."""
         self.cpu_s = 0.0
         """CPU seconds of all rank processes since they were ready; known with the records."""
         self.wall_s = 0.0
@@ -103,6 +105,8 @@ class Rollout:
             self._end(kill=True)
             raise
         self.exact = all(ready.exact for ready in self._ready.values())
+        for ready in self._ready.values():  # they say the same
+            self.transport = {"kind": ready.transport, "why": ready.transport_why}
         return self
 
     def __exit__(

@@ -24,12 +24,14 @@ def summarise(
     wall_s: float,
     cpu_s: float,
     exact: bool,
+    transport: Mapping[str, str],
 ) -> dict[str, Any]:
     """The run as JSON values, keys always in one order.
 
-    `layout` has world, dp, tp, ep. `exact` is what the ranks' self-test says; it stays true only
-    if every trajectory is exact too. A mean or share over nothing is None; so is the digest when
-    no trajectory is left to digest; `outside_digest` counts those a clock or a hand ended.
+    `layout` has world, dp, tp, ep; `transport` has kind and why. `exact` is what the ranks'
+    self-test says; it stays true only if every trajectory is exact too. A mean or share over
+    nothing is None; so is the digest when no trajectory is left to digest; `outside_digest` counts
+    those a clock or a hand ended.
     ValueError from `figures` if the ranks' records disagree.
     """
     measured = figures(records)
@@ -47,6 +49,7 @@ def summarise(
         "tokens_per_s": sampled / wall_s if wall_s > 0 else None,
         "mode": mode,
         "layout": {name: layout[name] for name in ("world", "dp", "tp", "ep")},
+        "transport": {name: transport[name] for name in ("kind", "why")},
         "returns": _spread([trajectory.return_ for trajectory in trajectories]),
         "valid_action_share": _mean(_judged(trajectories)),
         "idle_share": {str(rank): share for rank, share in measured.idle_share.items()},
@@ -106,6 +109,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             f"{_pair(summary['decode_gap_max'], summary['prefill_gap_max'])} boundaries",
         ),
         ("alternations per step", f"{summary['alternations_per_step']:.1f}"),
+        ("transport", f"{summary['transport']['kind']}: {summary['transport']['why']}"),
         ("collectives per step", f"{summary['tickets_per_step']:.1f}"),
         ("control traffic", f"{summary['control_bytes_per_step']:.0f} bytes a step and rank"),
         ("exact", "yes" if summary["exact"] else "no"),

@@ -30,6 +30,7 @@ from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, RankReady
 from interlace.rollout.scheduler import Scheduler
 
+from .largest_message import largest_message
 from .memory import affordable_blocks
 from .transport import Groups, Transport
 
@@ -98,7 +99,9 @@ def compose(
         rank=rank,
         paths=paths,
         communicators={
-            (path.name, role): transport.communicator(path.name, role, partition)
+            (path.name, role): transport.communicator(
+                path.name, role, partition, largest_message(config, model_config, path.work)
+            )
             for path in paths
             for role, partition in sorted(path.groups.items())
         },
@@ -140,6 +143,8 @@ def compose(
         pool_tokens=num_blocks * BLOCK_SIZE,
         vocab_size=model_config.vocab_size,
         stop_token_ids=list(model_config.eos_token_ids),
+        transport=transport.carrier.kind,
+        transport_why=transport.carrier.why,
     )
     return Rank(engine=engine, ready=ready)
 

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from interlace.comm.communicator import Communicator
+from interlace.comm.post_order import PostOrder
 from interlace.comm.testing import LocalWorld
+from interlace.comm.waiter import SleepWaiter, Waiter
 from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import SubprocessHost
@@ -23,16 +25,19 @@ from interlace.rollout.messages import Command, Stop
 from .compose import SLOTS, Rank, blocks_for, compose
 from .launcher import EventSink, LaunchError
 from .rank import failure, report
-from .transport import Groups
+from .transport import AMPLE, Carrier, Groups
 
 
 class LocalTransport:
     """One rank's ends of a LocalWorld."""
 
     device = torch.device("cpu")
+    carrier = Carrier(kind="local", why="all ranks are in this process")
 
     def __init__(self, world: LocalWorld, rank: int, killed: threading.Event) -> None:
         self.rank = rank
+        self.waiter: Waiter = SleepWaiter()
+        self.posts: PostOrder | None = None
         self._world, self._killed = world, killed
 
     def control(self, timeout_s: float) -> Communicator:
@@ -42,7 +47,9 @@ class LocalTransport:
         mine = next(group for group in groups if self.rank in group)
         return self._world.communicator("group control", mine, self.rank)
 
-    def communicator(self, path: str, role: str, groups: Groups) -> Communicator:
+    def communicator(
+        self, path: str, role: str, groups: Groups, num_bytes: int = AMPLE
+    ) -> Communicator:
         mine = next(group for group in groups if self.rank in group)
         return self._world.communicator((path, role), mine, self.rank)
 

@@ -1,4 +1,4 @@
-"""The transport of a rank that is a process of its own: torch.distributed on gloo or NCCL."""
+"""The transport of a rank that is a process of its own: windows, gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -16,25 +16,39 @@ from torch.distributed.distributed_c10d import Store
 
 from interlace.comm.communicator import Communicator
 from interlace.comm.device_order import DeviceOrder
+from interlace.comm.post_order import PostOrder
+from interlace.comm.shared_serial_device import OnSerialDevice, SharedSerialDevice
 from interlace.comm.torch_communicator import ControlCommunicator, TorchCommunicator
+from interlace.comm.waiter import SleepWaiter, Waiter
+from interlace.comm.windows import Unshared, native
 from interlace.comm.workspace import Workspace
 from interlace.rollout.config import Launch
 
 from .compose import SLOTS
-from .transport import Groups
+from .launcher import LaunchError
+from .transport import AMPLE, Carrier, Groups
+from .window_groups import WindowGroups
+
+_TOLD_BYTES = 512
+"""What ranks tell one another while windows are made: a name, or the start of an error."""
 
 
 class ProcessTransport:
-    """One rank's process groups: one per (path, role), and one for control, always on gloo.
+    """One rank's communicators: one per (path, role), and those for control, never on NCCL.
 
-    On a GPU every path has a stream of its own. In a program that has joined a default process
-    group before, that one is used to make them, and kept.
+    Ranks that share memory use windows, and gloo only to find one another; others use process
+    groups, control's always on gloo. On a GPU every path has a stream of its own. In a program
+    that has joined a default process group before, that one is used to make them, and kept.
     """
 
-    def __init__(self, *, rank: int, world: int, store: Store, launch: Launch) -> None:
+    def __init__(
+        self, *, rank: int, world: int, store: Store, launch: Launch, epoch: int = 0
+    ) -> None:
         """Join the job through `store`. Raises whatever torch raises when ranks do not appear
-        within `connect_timeout_s`."""
+        within `connect_timeout_s`, and LaunchError if `transport` is window and there is none.
+        `epoch`: that of all tickets posted here."""
         self.rank = rank
+        self.posts = PostOrder(rank, epoch=epoch)
         torch.set_num_threads(1)  # the bits of a large batch depend on it
         self._launch = launch
         self.device = torch.device("cpu")
@@ -63,15 +77,43 @@ class ProcessTransport:
         self._timeout = timedelta(seconds=longest + 10)
         self._control_group = dist.new_group(backend="gloo", timeout=self._timeout)
         self._groups = [self._control_group]
+        self._windows: WindowGroups | None = None
+        self._device: SharedSerialDevice | None = None
+        try:
+            self.carrier = self._choose(world)
+            self._device = self._serial_device()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self.waiter: Waiter = SleepWaiter() if self._windows is None else self._windows.waiter
 
     def control(self, timeout_s: float) -> Communicator:
+        if self._windows is not None:
+            return self._windows.control(timeout_s)
         return ControlCommunicator(self._control_group, timeout_s=timeout_s)
 
     def group_control(self, groups: Groups, timeout_s: float) -> Communicator:
+        if self._windows is not None:
+            return self._windows.group_control(groups, timeout_s)
         group = self._own_group(groups, "gloo")
         return ControlCommunicator(group, timeout_s=timeout_s)
 
-    def communicator(self, path: str, role: str, groups: Groups) -> Communicator:
+    def communicator(
+        self, path: str, role: str, groups: Groups, num_bytes: int = AMPLE
+    ) -> Communicator:
+        inner = self._communicator(path, role, groups, num_bytes)
+        if self._device is None:
+            return inner
+        mine = next(group for group in groups if self.rank in group)
+        return OnSerialDevice(
+            inner, self._device, path=path, role=role, members=mine, waiter=self.waiter
+        )
+
+    def _communicator(self, path: str, role: str, groups: Groups, num_bytes: int) -> Communicator:
+        if self._windows is not None:
+            return self._windows.communicator(
+                path, role, groups, num_bytes=num_bytes, workspace=self._workspace(path)
+            )
         return TorchCommunicator(
             self._own_group(groups, self._launch.backend),
             role=role,
@@ -80,6 +122,7 @@ class ProcessTransport:
             timeout_s=self._launch.ticket_timeout_s,
             stream=self._stream(path),
             order=self._order,
+            posts=self.posts,
         )
 
     @contextmanager
@@ -104,6 +147,10 @@ class ProcessTransport:
         trace: TracebackType | None,
     ) -> None:
         """Leave all groups. After an error what is in flight is abandoned."""
+        if self._windows is not None:
+            self._windows.close()
+        if self._device is not None:
+            self._device.close()
         if error is not None:
             # The end of a gloo group waits for its operations, whichever thread it happens in:
             # a garbage collection would stand still until their deadline. This thread can.
@@ -115,6 +162,43 @@ class ProcessTransport:
             dist.destroy_process_group(group)
         if self._joined_here:
             dist.destroy_process_group()
+
+    def _choose(self, world: int) -> Carrier:
+        """Windows where they are wanted and possible; a collective of all ranks."""
+        launch = self._launch
+        if launch.backend == "nccl":
+            return Carrier(kind="nccl", why="launch.backend is nccl")
+        if launch.transport == "gloo":
+            return Carrier(kind="gloo", why="launch.transport is gloo")
+        try:
+            self._windows = WindowGroups(
+                self.rank, world, self._tell, launch, native(), self.posts
+            )
+        except Unshared as error:
+            wanted = "link" if launch.link is not None else "transport"
+            if launch.link is not None or launch.transport == "window":
+                raise LaunchError(
+                    f"launch.{wanted} needs the window, but {error}: "
+                    "docs/transport.md says what it takes"
+                ) from None
+            return Carrier(kind="gloo", why=str(error))
+        return Carrier(kind="window", why="all ranks share the memory of one host")
+
+    def _serial_device(self) -> SharedSerialDevice | None:
+        slots = self._launch.serial_device_slots
+        if not slots:
+            return None
+        try:
+            return SharedSerialDevice.join(self.rank, self._tell, slots)
+        except Unshared as error:
+            raise LaunchError(f"launch.serial_device_slots needs one host, but {error}") from None
+
+    def _tell(self, text: str) -> list[str]:
+        told = text.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0")
+        mine = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+        everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everybody, mine, group=self._control_group)
+        return [part.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for part in everybody]
 
     def _stream(self, path: str) -> torch.cuda.Stream | None:
         if self.device.type != "cuda":

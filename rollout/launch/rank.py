@@ -56,17 +56,18 @@ def run_process(
     def check() -> None:
         _check(killed)
 
+    waiter = transport.waiter
     try:
         mine = blocks_for(config, folder, transport.device)
         agreeing = agreed_minimum(transport, mine, config.launch.load_timeout_s)
-        num_blocks = run_blocking(agreeing, park=park, check=check)
+        num_blocks = run_blocking(agreeing, park=park, waiter=waiter, check=check)
         rank = compose(config, folder, transport, inbox, emit, num_blocks=num_blocks)
         # Ranks load at different speeds; the short deadlines hold from here on.
         meeting = _meet(transport, config.launch.load_timeout_s)
-        run_blocking(meeting, park=park, check=check)
+        run_blocking(meeting, park=park, waiter=waiter, check=check)
         emit(rank.ready)
         ready_at = time.process_time()
-        journal = run_blocking(rank.engine.run(), park=park, check=check)
+        journal = run_blocking(rank.engine.run(), park=park, waiter=waiter, check=check)
     except BaseException as error:
         emit(failure(transport.rank, error))
         raise

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from interlace.comm.communicator import Communicator
+from interlace.comm.post_order import PostOrder
+from interlace.comm.waiter import Waiter
 
 Groups = tuple[tuple[int, ...], ...]
+
+AMPLE = 64 << 20
+"""Bytes of the largest message where nobody has computed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carrier:
+    """What moves the bytes between ranks, the same for all of them."""
+
+    kind: str
+    """window, gloo, nccl, or local within one process."""
+    why: str
+    """One line."""
 
 
 class Transport(Protocol):
@@ -17,6 +33,11 @@ class Transport(Protocol):
 
     rank: int
     device: torch.device
+    waiter: Waiter
+    """How this rank waits for any of its communicators."""
+    carrier: Carrier
+    posts: PostOrder | None
+    """The witness of what this rank posts, where its communicators ask one."""
 
     def control(self, timeout_s: float) -> Communicator:
         """The group of all ranks on which proposals are exchanged, and nothing else."""
@@ -26,8 +47,13 @@ class Transport(Protocol):
         """The control communicator of this rank's own group of a partition of all ranks."""
         ...
 
-    def communicator(self, path: str, role: str, groups: Groups) -> Communicator:
-        """This rank's communicator of (path, role); every group of the partition is made."""
+    def communicator(
+        self, path: str, role: str, groups: Groups, num_bytes: int = AMPLE
+    ) -> Communicator:
+        """This rank's communicator of (path, role); every group of the partition is made.
+
+        No rank posts more than `num_bytes` in one message.
+        """
         ...
 
     def around(self, path: str) -> AbstractContextManager[None]:

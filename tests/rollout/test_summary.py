@@ -82,6 +82,7 @@ def summary_of(trajectories, records, **changes):
         "wall_s": 2.0,
         "cpu_s": 3.0,
         "exact": True,
+        "transport": {"kind": "window", "why": "one host"},
         **changes,
     }
     return summarise(trajectories, records, **facts)
@@ -100,6 +101,7 @@ def test_a_summary_holds_every_figure(records):
     assert list(got["idle_share"]) == ["0", "1"]
     assert got["digest"] == digest(rows)
     assert got["layout"] == LAYOUT
+    assert got["transport"] == {"kind": "window", "why": "one host"}
 
 
 def test_environments_and_ends_are_counted_apart(records):

@@ -1,0 +1,30 @@
+"""How many bytes one message of a path can have: what a slot of a window must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from interlace.moe.config import ModelConfig
+from interlace.rollout.batching import max_rows
+from interlace.rollout.config import RolloutConfig
+
+_BYTES = 4
+"""Of the widest number that is computed with."""
+_FEW_ROWS = 1 << 20
+"""Counts, labels and paddings."""
+
+
+def largest_message(config: RolloutConfig, model: ModelConfig, work: Sequence[str]) -> int:
+    """An upper bound, the same on every rank; generous, since unused room costs no memory.
+
+    The largest batch of this work, all of it for one rank's experts and coming from every rank;
+    attention's heads are taken to be at most eight times as wide as the hidden state.
+    """
+    if config.launch.window_mib is not None:
+        return config.launch.window_mib << 20
+    scheduler = config.scheduler
+    rows = max_rows(work, decoding=scheduler.max_running, chunk_tokens=scheduler.chunk_tokens)
+    rows += config.layout.tp  # those that pad it
+    moved = config.layout.world * model.hidden_size * max(8, 2 * model.top_k)
+    told = 2 * model.vocab_size + 2 * model.num_moe_layers * model.top_k
+    return rows * (moved + told) * _BYTES + _FEW_ROWS
