@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.comm.windows_in_memory import ends
+from tests.comm.byte_windows import ends
 
 from interlace.comm.collectives import Gather
 from interlace.comm.errors import DivergedError, OrderError

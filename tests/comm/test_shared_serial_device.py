@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.comm.test_post_order import request, ticket
-from tests.comm.windows_in_memory import NoWait, ends
+from tests.comm.byte_windows import NoWait, ends
 
 from interlace.comm.serial_device import SerialDevice
 from interlace.comm.shared_memory import SharedMemory
