@@ -33,6 +33,7 @@ lint: $(READY)  ## style, types, import rules
 
 docs: $(READY)  ## write the pages that are made from code
 	$(BIN)/python -m interlace.rollout.config_docs > docs/config.md
+	$(BIN)/python -m interlace.rollout.verify.hazards.table > docs/safety/hazards.md
 
 firstday: $(READY)  ## every command and Python block of the documentation, in empty homes
 	$(BIN)/pytest tests/docs -m firstday -o faulthandler_timeout=0

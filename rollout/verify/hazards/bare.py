@@ -35,9 +35,12 @@ class BareRank:
         return answer
 
     async def _perform(self, request: Gather | Exchange) -> Any:
-        end = self.end(request.role)
-        where = f"rank {self.rank} in {request.role}: {request.stage}"
-        return await finish(end, end.post(request, None), where)
+        handle = self.end(request.role).post(request, None)
+        return await self.finish(request.role, request.stage, handle)
+
+    async def finish(self, group: str, what: str, handle: Any) -> Any:
+        """The result of what was posted at this rank's end of the group."""
+        return await finish(self.end(group), handle, f"rank {self.rank} in {group}: {what}")
 
     def end(self, group: str) -> Communicator:
         """This rank's end of the group named so; all ranks, where no others are named."""

@@ -8,14 +8,18 @@ from interlace.comm.collectives import Collective, perform
 from interlace.moe.description import Description
 from interlace.moe.model import ForwardOutput
 
-from .toy_model import ToyModel
+from .small_model import SmallModel
 
 
-class FaultyModel(ToyModel):
+class FaultyModel(SmallModel):
     """May replace any of its collectives, or return where one should be."""
 
     def fault(self, nth: int, request: Collective, description: Description) -> Collective | None:
         """What to ask for instead of the forward pass's nth request; None: return at once."""
+        return request
+
+    def replaced(self, path: str, request: Collective) -> Collective:
+        """The same request in another form."""
         return request
 
     async def forward(
@@ -33,7 +37,7 @@ class FaultyModel(ToyModel):
             if asked is None:
                 inner.close()
                 return self.nothing(description)
-            value = await perform(asked)
+            value = await perform(self.replaced(context, asked))
             nth += 1
 
 

@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
-from . import participation
+from . import (
+    device_order,
+    foreign_operations,
+    local_decisions,
+    local_limits,
+    memory_layout,
+    no_rows,
+    participation,
+    pauses,
+    shared_state,
+    starvation,
+    streams,
+    threads,
+    threads_on_a_group,
+    updates,
+    wrong_groups,
+)
 from .hazard import Hazard, NotShown
 
-HAZARDS: tuple[Hazard, ...] = (*participation.HAZARDS,)
+_MODULES = (
+    participation,
+    local_decisions,
+    local_limits,
+    foreign_operations,
+    wrong_groups,
+    shared_state,
+    memory_layout,
+    device_order,
+    threads,
+    threads_on_a_group,
+    streams,
+    no_rows,
+    updates,
+    pauses,
+    starvation,
+)
+
+HAZARDS: tuple[Hazard, ...] = tuple(
+    sorted((hazard for module in _MODULES for hazard in module.HAZARDS), key=lambda h: h.row)
+)
 """By row. Every module of cases adds its own."""
 
 NOT_SHOWN: tuple[NotShown, ...] = ()
-"""Rows that only a GPU can show, or that are no hazard of code."""
+"""Rows that have no case here."""

@@ -1,4 +1,4 @@
-"""A whole rollout in miniature: the shipped engine, scheduler, plan and sequencer, a toy model.
+"""A whole rollout in miniature: the shipped engine, scheduler, plan and sequencer, a small model.
 
 Commands arrive at given steps, so that one script is one run. `Turns` that ended are compared with
 what the model's arithmetic gives without communication.
@@ -31,7 +31,7 @@ from interlace.rollout.messages import Abort, Command, Event, Stop, TurnRequest,
 from interlace.rollout.scheduler import Scheduler
 
 from .hazard import WrongDataError
-from .toy_model import BLOCK_SIZE, EXPERT_SHAPE, ToyModel, expected, stub_result
+from .small_model import BLOCK_SIZE, EXPERT_SHAPE, SmallModel, expected, stub_result
 
 Script = Mapping[int, Sequence[tuple[int, Command]]]
 """By leader: (step, what arrives in it), in order of steps. `Stop` is added behind the last."""
@@ -99,7 +99,7 @@ class SmallRank:
     """One rank of a small rollout, ready to run."""
 
     engine: Engine
-    model: ToyModel
+    model: SmallModel
     results: dict[int, TurnResult]
     """By trajectory; filled while it runs."""
 
@@ -109,14 +109,14 @@ def compose_small(
     size: Size,
     script: Sequence[tuple[int, Command]],
     *,
-    model: type[ToyModel] = ToyModel,
+    model: type[SmallModel] = SmallModel,
     emit: Callable[[Event], None] | None = None,
 ) -> SmallRank:
     """A rank from parts that are shipped, but for its model. `script` is its leader's."""
     rank = transport.rank
-    toy = model(rank=rank, world=size.world, tp=size.tp, num_blocks=size.blocks_of(rank))
+    small = model(rank=rank, world=size.world, tp=size.tp, num_blocks=size.blocks_of(rank))
     sizes = {role: len(partition[0]) for role, partition in size.groups.items()}
-    healthy = ToyModel(rank=rank, world=size.world, tp=size.tp, num_blocks=1)
+    healthy = SmallModel(rank=rank, world=size.world, tp=size.tp, num_blocks=1)
     program = record_program(healthy.forward(None, None, Description()), sizes, stub_result)
     works: dict[str, tuple[str, ...]] = {"decode": ("decode",), "prefill": ("prefill",)}
     if size.mode == "chunked":
@@ -136,6 +136,7 @@ def compose_small(
         around=transport.around,
         clock=transport.clock,
         journal=Journal(),
+        posts=transport.posts,
     )
     results: dict[int, TurnResult] = {}
 
@@ -150,14 +151,14 @@ def compose_small(
         config=PlanConfig(paths=paths, mode=size.mode, park_ms=1),
         sequencer=sequencer,
         control=transport.control(5.0),
-        model=cast(Model, toy),
+        model=cast(Model, small),
         weights=cast(Any, None),
-        contexts=cast(Any, dict.fromkeys(works)),
+        contexts=cast(Any, {name: name for name in works}),
         part=_part(transport, size, {path.name: path for path in paths}, script, keep),
         chunk_tokens=size.chunk_tokens,
         clock=transport.clock,
     )
-    return SmallRank(engine=engine, model=toy, results=results)
+    return SmallRank(engine=engine, model=small, results=results)
 
 
 def _part(
@@ -208,7 +209,7 @@ def run_small(
     *,
     seed: int = 0,
     serial_slots: int = 1,
-    models: Mapping[int, type[ToyModel]] | None = None,
+    models: Mapping[int, type[SmallModel]] | None = None,
 ) -> list[SmallRank]:
     """Run it in this process, on a device that is strict about order, and check every token.
 
@@ -222,7 +223,7 @@ def run_small(
             LocalTransport(world, rank, killed),
             size,
             script.get(rank, ()),
-            model=(models or {}).get(rank, ToyModel),
+            model=(models or {}).get(rank, SmallModel),
         )
         for rank in range(size.world)
     ]

@@ -48,7 +48,7 @@ def _attended(keys: torch.Tensor) -> torch.Tensor:
     return mix(keys, torch.arange(len(keys))).sum()
 
 
-class ToyModel:
+class SmallModel:
     """One rank's share: its own KV pool, and the experts e with e mod ranks = rank."""
 
     def __init__(self, *, rank: int, world: int, tp: int, num_blocks: int) -> None:
@@ -60,7 +60,10 @@ class ToyModel:
     async def forward(
         self, weights: Any, context: Any, description: Description, *, max_rows: int = 0
     ) -> ForwardOutput:
-        """The same collectives in the same order for every batch, the empty one included."""
+        """The same collectives in the same order for every batch, the empty one included.
+
+        `context` is the name of the path.
+        """
         self.max_rows.append(max_rows)
         values = self._attend(description)
         experts = []
