@@ -36,8 +36,11 @@ class Transport(Protocol):
     waiter: Waiter
     """How this rank waits for any of its communicators."""
     carrier: Carrier
-    posts: PostOrder | None
-    """The witness of what this rank posts, where its communicators ask one."""
+
+    @property
+    def posts(self) -> PostOrder | None:
+        """The witness of what this rank posts, where its communicators ask one."""
+        ...
 
     def control(self, timeout_s: float) -> Communicator:
         """The group of all ranks on which proposals are exchanged, and nothing else."""

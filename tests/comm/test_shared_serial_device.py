@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.comm.test_post_order import request, ticket
 from tests.comm.byte_windows import NoWait, ends
+from tests.comm.test_post_order import request, ticket
 
 from interlace.comm.serial_device import SerialDevice
 from interlace.comm.shared_memory import SharedMemory

@@ -16,6 +16,7 @@ import torch
 from interlace.comm.journal import Journal
 from interlace.comm.path import Path
 from interlace.comm.plan import Mode, PlanConfig
+from interlace.comm.progress import Progress
 from interlace.comm.sequencer import Sequencer, record_program
 from interlace.comm.testing import LocalWorld
 from interlace.moe.description import Description
@@ -111,21 +112,29 @@ def compose_small(
     *,
     model: type[SmallModel] = SmallModel,
     emit: Callable[[Event], None] | None = None,
+    healthy: type[SmallModel] = SmallModel,
+    sequencer: type[Sequencer] = Sequencer,
+    progress: Progress | None = None,
+    epoch: int = 0,
 ) -> SmallRank:
-    """A rank from parts that are shipped, but for its model. `script` is its leader's."""
+    """A rank from parts that are shipped, but for its model. `script` is its leader's; the
+    programs of its paths are those of the model `healthy`."""
     rank = transport.rank
     small = model(rank=rank, world=size.world, tp=size.tp, num_blocks=size.blocks_of(rank))
     sizes = {role: len(partition[0]) for role, partition in size.groups.items()}
-    healthy = SmallModel(rank=rank, world=size.world, tp=size.tp, num_blocks=1)
-    program = record_program(healthy.forward(None, None, Description()), sizes, stub_result)
+    sound = healthy(rank=rank, world=size.world, tp=size.tp, num_blocks=1)
     works: dict[str, tuple[str, ...]] = {"decode": ("decode",), "prefill": ("prefill",)}
     if size.mode == "chunked":
         works = {"mixed": ("decode", "prefill")}
+    programs = {
+        name: record_program(sound.forward(None, name, Description()), sizes, stub_result)
+        for name in works
+    }
     paths = tuple(
         Path(name=name, groups=size.groups, program=program, whole="decode" in work, work=work)
-        for name, work in works.items()
+        for (name, work), program in zip(works.items(), programs.values(), strict=True)
     )
-    sequencer = Sequencer(
+    walker = sequencer(
         rank=rank,
         paths=paths,
         communicators={
@@ -136,6 +145,7 @@ def compose_small(
         around=transport.around,
         clock=transport.clock,
         journal=Journal(),
+        progress=progress,
         posts=transport.posts,
     )
     results: dict[int, TurnResult] = {}
@@ -149,7 +159,7 @@ def compose_small(
     engine = Engine(
         rank=rank,
         config=PlanConfig(paths=paths, mode=size.mode, park_ms=1),
-        sequencer=sequencer,
+        sequencer=walker,
         control=transport.control(5.0),
         model=cast(Model, small),
         weights=cast(Any, None),
@@ -157,6 +167,7 @@ def compose_small(
         part=_part(transport, size, {path.name: path for path in paths}, script, keep),
         chunk_tokens=size.chunk_tokens,
         clock=transport.clock,
+        epoch=epoch,
     )
     return SmallRank(engine=engine, model=small, results=results)
 
