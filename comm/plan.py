@@ -6,12 +6,14 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
-from .path import Path, Ticket
+from .path import Op, Path, Ticket
 from .proposal import Proposal
 
 Mode = Literal["serial", "chunked", "whole_forward", "multiplexed"]
+Policy = Literal["plan", "turnstile", "global_enqueue"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,12 @@ class PlanConfig:
     start_steps: int = 4
     """... or once any have waited for so many steps."""
     park_ms: int = 5
+    policy: Policy = "plan"
+    """How `multiplexed` orders a step in which both paths run. plan: decode's tickets evenly among
+    prefill's boundaries. turnstile: all of decode's, a meeting of all ranks, then one boundary of
+    prefill. global_enqueue: a whole prefill, then decode."""
+    layers_per_boundary: int = 0
+    """Prefill stops for decode behind so many whole layers; 0: behind every collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,8 @@ class StepPlan:
     drop: tuple[str, ...] = ()
     """Paths whose forward pass is abandoned, its outstanding collective settled first."""
     tickets: tuple[Ticket, ...] = ()
+    meet_at: int = 0
+    """All ranks meet before the ticket with this index; 0 for never."""
     finish: tuple[str, ...] = ()
     """Paths that run to their return in this step."""
     update: int = 0
@@ -107,15 +117,18 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
             start.append(path.name)
             position[path.name] = 0
         size = len(path.program)
-        left = size - position[path.name]
         split = not (path.whole or update) and config.mode == "multiplexed" and decoding > 0
-        num = min(left, math.ceil(size / config.chunk_steps)) if split else left
+        num = size - position[path.name]
+        if split and config.policy != "global_enqueue":
+            num = sum(_boundaries(path, position[path.name], config))
         counts.append((path.name, num))
         position[path.name] += num
         if position[path.name] == size:
             finish.append(path.name)
 
-    tickets, after = _tickets(state, start, counts, decoding, config)
+    order = _order(state, start, counts, config)
+    tickets, after = _tickets(state, start, order, decoding, config)
+    turnstile = config.policy == "turnstile" and len(counts) > 1
     for name in finish:
         del position[name]
     idle = not counts
@@ -126,6 +139,7 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
         start=tuple(start),
         drop=tuple(drop),
         tickets=tickets,
+        meet_at=counts[0][1] if turnstile else 0,
         finish=tuple(finish),
         update=update,
         park_ms=config.park_ms if idle and not update else 0,
@@ -142,7 +156,7 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
 def fingerprint(plan: StepPlan) -> bytes:
     """Everything a rank does for the plan, as bytes; what follows from it (`after`) is left out."""
     head = (plan.step, plan.version, plan.decoding, plan.update, plan.park_ms, plan.stop)
-    numbers = array("q", head)
+    numbers = array("q", (*head, plan.meet_at))
     names = [*plan.start, "", *plan.drop, "", *plan.finish]
     for ticket in plan.tickets:
         numbers.extend(
@@ -164,7 +178,7 @@ def _wanted(leaders: Sequence[Proposal], decoding: int, config: PlanConfig) -> d
 def _tickets(
     state: PlanState,
     start: Sequence[str],
-    counts: Sequence[tuple[str, int]],
+    order: Sequence[str],
     decoding: int,
     config: PlanConfig,
 ) -> tuple[tuple[Ticket, ...], PlanState]:
@@ -172,7 +186,6 @@ def _tickets(
     cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
     path_seq, comm_seq = dict(state.path_seq), dict(state.comm_seq)
     tickets = []
-    order = _in_turn(counts) if config.mode == "whole_forward" else interleave(counts)
     for seq, name in enumerate(order, start=state.seq):
         path = paths[name]
         op = path.program[cursor[name]]
@@ -201,6 +214,59 @@ def _tickets(
         comm_seq=tuple(sorted(comm_seq.items())),
     )
     return tuple(tickets), after
+
+
+def _boundaries(path: Path, position: int, config: PlanConfig) -> list[int]:
+    """Tickets up to each boundary that the path may reach in a step in which others decode."""
+    units = _units(path.program, config.layers_per_boundary)
+    most = 1 if config.policy == "turnstile" else math.ceil(len(units) / config.chunk_steps)
+    ends, chosen = 0, list[int]()
+    for size in units:
+        ends += size
+        if ends > position and len(chosen) < most:
+            chosen.append(min(size, ends - position))
+    return chosen
+
+
+def _units(program: tuple[Op, ...], layers: int) -> list[int]:
+    """Number of tickets up to each place where a program may stop for another path."""
+    if not layers:
+        return [1] * len(program)
+    sizes = [len(list(ops)) for _, ops in groupby(op.stage.partition(".")[0] for op in program)]
+    return [sum(sizes[at : at + layers]) for at in range(0, len(sizes), layers)]
+
+
+def _order(
+    state: PlanState,
+    start: Sequence[str],
+    counts: Sequence[tuple[str, int]],
+    config: PlanConfig,
+) -> list[str]:
+    """Whose ticket is next, throughout the step."""
+    if config.mode == "whole_forward" or config.policy == "turnstile":
+        return _in_turn(counts)
+    if config.policy == "global_enqueue":
+        return _in_turn(counts[::-1])
+    if not config.layers_per_boundary:
+        return interleave(counts)
+    paths = {path.name: path for path in config.paths}
+    cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
+    lumps = {
+        name: [1] * num if paths[name].whole else _lumps(paths[name], cursor[name], num, config)
+        for name, num in counts
+    }
+    turns = interleave([(name, len(sizes)) for name, sizes in lumps.items()])
+    following = {name: iter(sizes) for name, sizes in lumps.items()}
+    return [name for name in turns for _ in range(next(following[name]))]
+
+
+def _lumps(path: Path, position: int, num: int, config: PlanConfig) -> list[int]:
+    ends, sizes = 0, []
+    for size in _units(path.program, config.layers_per_boundary):
+        ends += size
+        if position < ends <= position + num:
+            sizes.append(min(size, ends - position))
+    return sizes
 
 
 def _in_turn(counts: Sequence[tuple[str, int]]) -> list[str]:

@@ -68,10 +68,12 @@ class Sequencer:
         progress: Progress | None = None,
         prechecks: Mapping[tuple[str, str], Communicator] | None = None,
         posts: PostOrder | None = None,
+        meeting: Communicator | None = None,
     ) -> None:
         """`prechecks`: communicators of bytes, one per (path, role), on which all members of a
         group compare each ticket before they post it. Dear, and it can hide what it looks for.
-        `posts`: the witness of `communicators`, told which request each path makes."""
+        `posts`: the witness of `communicators`, told which request each path makes.
+        `meeting`: bytes of all ranks, for plans in which they meet; nothing else goes over it."""
         self.rank = rank
         self.paths = {path.name: path for path in paths}
         self._mine = {path.name for path in paths if rank in path.members}
@@ -81,7 +83,7 @@ class Sequencer:
         self.waited_s = 0.0
         self._around, self._clock = around, clock
         self._progress = progress or NoProgress()
-        self._prechecks, self._posts = prechecks, posts
+        self._prechecks, self._posts, self._meeting = prechecks, posts, meeting
         self._plan_hash, self._last_seq = 0, -1
         self._hash = dict.fromkeys(self.keys, 0)
         self._running: dict[str, Forward] = {}
@@ -108,7 +110,9 @@ class Sequencer:
             for forward in started.values():
                 forward.close()
             raise
-        for ticket in plan.tickets:
+        for index, ticket in enumerate(plan.tickets):
+            if index and index == plan.meet_at:
+                await self._meet(plan.step)
             if ticket.path in self._mine:
                 await self._issue(ticket)
         results = {}
@@ -227,6 +231,12 @@ class Sequencer:
             computed_at=computed.computed_at,
             posted_at=self._clock(),
         )
+
+    async def _meet(self, step: int) -> None:
+        assert self._meeting is not None, f"step {step} has a meeting, but there is no place for it"
+        request = Gather(role="control", stage="meeting", payload=b"here")
+        handle = self._meeting.post(request, None)
+        await self.finish(self._meeting, handle, f"rank {self.rank}: step {step}: all ranks meet")
 
     def _admit(self, ticket: Ticket) -> None:
         if ticket.seq <= self._last_seq:

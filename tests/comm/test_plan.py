@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from tests.comm.toy import DECODE, PREFILL
 
 from interlace.comm.path import Op, Path
-from interlace.comm.plan import Mode, PlanConfig, PlanState, StepPlan, fingerprint, interleave, plan
+from interlace.comm.plan import (
+    Mode,
+    PlanConfig,
+    PlanState,
+    Policy,
+    StepPlan,
+    fingerprint,
+    interleave,
+    plan,
+)
 from interlace.comm.proposal import Proposal
 
 ROLES = {"ep": ((0, 1, 2, 3),), "tp": ((0, 1), (2, 3))}
@@ -310,7 +319,7 @@ def test_a_fingerprint_sees_every_field_of_every_ticket(
 ) -> None:
     made = plan(PlanState(), leaders, config)
     assert fingerprint(made) == fingerprint(replace(made, after=PlanState(step=9)))
-    for name in ("step", "version", "decoding", "update", "park_ms"):
+    for name in ("step", "version", "decoding", "update", "park_ms", "meet_at"):
         assert fingerprint(replace(made, **{name: 77})) != fingerprint(made)
     for name in ("start", "drop", "finish"):
         assert fingerprint(replace(made, **{name: ("x",)})) != fingerprint(made)
@@ -323,3 +332,53 @@ def test_a_fingerprint_sees_every_field_of_every_ticket(
             other = replace(ticket, op=changed_op)
             changed = (*made.tickets[:at], other, *made.tickets[at + 1 :])
             assert fingerprint(replace(made, tickets=changed)) != fingerprint(made)
+
+
+@given(
+    steps, configs(mode="multiplexed"), st.sampled_from(["plan", "turnstile"]), st.integers(1, 3)
+)
+def test_prefill_stops_only_behind_whole_layers_where_that_is_asked_for(
+    steps: list[list[Proposal]], config: PlanConfig, policy: Policy, layers: int
+) -> None:
+    def layered(path: Path) -> Path:
+        ops = [replace(op, stage=f"{nth // 3}.{nth}") for nth, op in enumerate(path.program)]
+        return replace(path, program=tuple(ops))
+
+    config = replace(
+        config,
+        paths=tuple(map(layered, config.paths)),
+        policy=policy,
+        layers_per_boundary=layers,
+    )
+    size, program = 3 * layers, config.paths[1].program
+    for _, made in fold(steps, config):
+        for ticket, following in pairwise(made.tickets):
+            if ticket.path == PREFILL and following.path == DECODE:
+                place = [op.stage for op in program].index(ticket.op.stage) + 1
+                assert place % size == 0 or place == len(program)
+        assert dict(made.after.position).get(PREFILL, 0) % size == 0
+
+
+@given(steps, configs(mode="multiplexed"))
+def test_a_turnstile_lets_decode_through_then_all_meet_then_one_boundary_of_prefill(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    for _, made in fold(steps, replace(config, policy="turnstile")):
+        names = [ticket.path for ticket in made.tickets]
+        if len(set(names)) < 2:
+            assert made.meet_at == 0
+            continue
+        assert names == [DECODE] * made.meet_at + [PREFILL] * (len(names) - made.meet_at)
+        assert made.meet_at == len(config.paths[0].program)
+        assert made.count(PREFILL) == 1
+
+
+@given(steps, configs(mode="multiplexed"))
+def test_a_global_enqueue_lets_a_whole_prefill_go_first(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    for _, made in fold(steps, replace(config, policy="global_enqueue")):
+        names = [ticket.path for ticket in made.tickets]
+        assert names == sorted(names, reverse=True)
+        assert made.after.position == ()
+        assert made.meet_at == 0

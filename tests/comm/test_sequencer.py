@@ -82,7 +82,7 @@ class Watching(Recording):
         return super().post(request, ticket)
 
     def poll(self, handle: Any) -> bool:
-        awaited = self.rank.late.get(handle.count, 0) if self.path == DECODE else 0
+        awaited = self.rank.late.get(handle.number, 0) if self.path == DECODE else 0
         return self.rank.prefills_taken >= awaited and super().poll(handle)
 
     def result(self, handle: Any) -> Any:
@@ -173,6 +173,23 @@ def test_each_post_is_compared_first_where_that_is_asked_for() -> None:
     with pytest.raises(DivergedError, match=told):
         world.run(ranks)
     assert {ticket.seq for ticket in posted} == {0}
+
+
+def test_ranks_meet_where_the_plan_says_so() -> None:
+    rank, config = Rank(), replace(CONFIG, policy="turnstile")
+    rank.sequencer._meeting = rank.world.communicator("meeting", (0,), 0)
+    step = plan(PlanState(), [BOTH], config)
+    assert step.meet_at == 3
+    walk, asked = rank.sequencer.walk(step, {DECODE: gathers(), PREFILL: gathers()}), list[str]()
+    request = walk.send(None)
+    with pytest.raises(StopIteration):
+        while True:
+            asked.append(request.where)
+            request = walk.send(request.communicator.result(request.handle))
+    rank.sequencer.close()
+    assert asked[2] == "rank 0: step 0: all ranks meet"
+    assert [PREFILL in where for where in asked] == [False] * len(asked)
+    assert rank.posted == list(step.tickets)
 
 
 def test_each_resume_and_post_is_surrounded_by_its_own_path() -> None:
