@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from .window_reference import heard
 
@@ -24,10 +24,8 @@ class Doorbell(Protocol):
 class ReferenceDoorbell:
     """The twin in plain Python, which sleeps in short naps instead."""
 
-    def __init__(
-        self, memory: memoryview, nap: Callable[[], None] = lambda: time.sleep(5e-5)
-    ) -> None:
-        self._bell, self._nap = memory.cast("B").cast("I"), nap
+    def __init__(self, memory: Any, nap: Callable[[], None] = lambda: time.sleep(5e-5)) -> None:
+        self._bell, self._nap = memoryview(memory).cast("B").cast("I"), nap
 
     def heard(self) -> int:
         return heard(self._bell)

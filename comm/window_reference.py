@@ -77,11 +77,11 @@ class Window:
         num_bytes = counts[0] if kind == at.GATHER else sum(counts)
         if num_bytes > self._capacity:
             raise ValueError(f"{num_bytes} bytes do not fit into a slot of {self._capacity}")
-        start = self._start(slot)
+        start, sent = self._start(slot), _bytes_at(payload, num_bytes)
         memory = self._memories[self._me]
         memory[start + at.BEGUN : start + at.BEGUN + 8] = _word(comm_seq + 1)
         data = start + at.header_bytes(members)
-        memory[data : data + num_bytes] = _bytes_at(payload, num_bytes)
+        memory[data : data + num_bytes] = sent
         end = data + num_bytes
         memory[end : end + at.CANARY_BYTES] = _word(at.canary(comm_seq))
         head = struct.pack(
@@ -213,6 +213,9 @@ def _read(memory: memoryview, offset: int) -> int:
 def _bytes_at(place: Any, num_bytes: int) -> memoryview:
     if isinstance(place, int):
         if not num_bytes:
-            return memoryview(b"")
+            return memoryview(bytearray())
         return memoryview((ctypes.c_char * num_bytes).from_address(place)).cast("B")
-    return memoryview(place).cast("B")[:num_bytes]
+    view = memoryview(place).cast("B")
+    if len(view) < num_bytes:
+        raise ValueError(f"a buffer of {len(view)} bytes where {num_bytes} are needed")
+    return view[:num_bytes]

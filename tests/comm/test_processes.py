@@ -1,4 +1,4 @@
-"""Real processes over gloo: the distributed tests, and what one rank sees when the other fails."""
+"""Real processes: the distributed tests, and what one rank sees over gloo when the other fails."""
 
 import os
 import subprocess
@@ -24,12 +24,17 @@ ENVIRONMENT = {
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("num_ranks", "tests"), [(2, "tests/distributed"), (4, "tests/distributed/test_rollout.py")]
+    ("transport", "num_ranks", "tests"),
+    [
+        ("window", 2, "tests/distributed"),
+        ("window", 4, "tests/distributed/test_rollout.py"),
+        ("gloo", 2, "tests/distributed"),
+    ],
 )
-def test_the_distributed_tests_pass_over_gloo(num_ranks: int, tests: str) -> None:
+def test_the_distributed_tests_pass(transport: str, num_ranks: int, tests: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(num_ranks), "-m", "pytest", tests, "--backend", "gloo"]
-    command += ["-p", "no:cacheprovider"]
+    command += ["--transport", transport, "-p", "no:cacheprovider"]
     run = subprocess.run(
         command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=170, check=False
     )

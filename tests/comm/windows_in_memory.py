@@ -1,43 +1,75 @@
-"""Windows between members that are all in one process."""
+"""Both ends of a window, in bytearrays of this process."""
 
-import zlib
+from collections.abc import Sequence
 from typing import Any
 
-from interlace.comm.waiter import SleepWaiter
-from interlace.comm.window_channel import ByteCommunicator, WindowChannel
-from interlace.comm.window_layout import window_bytes
-from interlace.comm.window_reference import Window
+from interlace.comm import window_layout as at
+from interlace.comm import window_reference
+from interlace.comm.window_channel import WindowChannel
+from interlace.comm.windows import native
 
-SLOTS, CAPACITY = 2, 256
+PATH, ROLE = 11, 22
+CAPACITY = 4096
+EXTENSION = native()
 
-
-class NoWait(SleepWaiter):
-    """Never asked to wait."""
-
-    def due(self, at_ns: int) -> None: ...
+Memories = list[bytearray]
 
 
-def ends(
-    size: int, *, path: str = "decode", role: str = "ep", **channel: Any
-) -> list[ByteCommunicator]:
-    """Every member's end of one window of byte strings; `channel`: more for the first one's."""
-    memories = [bytearray(window_bytes(size, SLOTS, CAPACITY)) for _ in range(size)]
-    names = zlib.crc32(path.encode()), zlib.crc32(role.encode())
-    return [
-        ByteCommunicator(
-            WindowChannel(
-                Window(memories, member, SLOTS, CAPACITY, *names, clock=lambda: 0),
-                path=path,
-                role=role,
-                members=range(size),
-                rank=member,
-                slots=SLOTS,
-                capacity=CAPACITY,
-                timeout_s=1.0,
-                waiter=NoWait(),
-                clock=lambda: 0,
-                **({} if member else channel),
-            )
-        )
-        for member in range(size)
-    ]
+def kinds(members: int) -> list[tuple[str, ...]]:
+    """Groups of the C++, of its twin, and of both in turn."""
+    if EXTENSION is None:
+        return [("python",) * members]
+    mixed = tuple("python" if nth % 2 else "c++" for nth in range(members))
+    return [("c++",) * members, ("python",) * members, mixed]
+
+
+def memories(members: int, slots: int = 2, capacity: int = CAPACITY) -> Memories:
+    return [bytearray(at.window_bytes(members, slots, capacity)) for _ in range(members)]
+
+
+def end(
+    kind: str,
+    shared: Memories,
+    me: int,
+    *,
+    slots: int = 2,
+    capacity: int = CAPACITY,
+    path: int = PATH,
+    role: int = ROLE,
+    bells: Sequence[Any] = (),
+) -> Any:
+    made = EXTENSION.Window if kind == "c++" else window_reference.Window
+    return made(shared, me, slots, capacity, path, role, bells)
+
+
+def ends(which: Sequence[str], shared: Memories, **how: Any) -> list[Any]:
+    return [end(kind, shared, me, **how) for me, kind in enumerate(which)]
+
+
+class NoWaiter:
+    """Nothing here is worth waiting for."""
+
+    def __init__(self) -> None:
+        self.due_at: list[int] = []
+
+    def begin(self) -> None: ...
+
+    def arm(self) -> None: ...
+
+    def due(self, at_ns: int) -> None:
+        self.due_at.append(at_ns)
+
+    def wait(self, seconds: float) -> None: ...
+
+
+def channel(window: Any, rank: int, members: Sequence[int], **how: Any) -> WindowChannel:
+    facts: dict[str, Any] = {
+        "path": "decode",
+        "role": "ep",
+        "slots": 2,
+        "capacity": CAPACITY,
+        "timeout_s": 5.0,
+        "waiter": NoWaiter(),
+        "clock": lambda: 0,
+    }
+    return WindowChannel(window, rank=rank, members=members, **{**facts, **how})

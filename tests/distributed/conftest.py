@@ -1,6 +1,6 @@
 """Tests that need one process a rank. They are collected only under torchrun:
 
-torchrun --nproc-per-node 2 -m pytest tests/distributed --backend gloo
+torchrun --nproc-per-node 2 -m pytest tests/distributed --backend gloo --transport window
 """
 
 import os
@@ -18,6 +18,7 @@ collect_ignore_glob = [] if UNDER_TORCHRUN else ["test_*.py"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", choices=["gloo", "nccl"], default="gloo")
+    parser.addoption("--transport", choices=["window", "gloo"], default="gloo")
 
 
 def pytest_report_header() -> str | None:
@@ -42,6 +43,14 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         timeout=timedelta(seconds=50),
         device_id=device if device.type == "cuda" else None,
     )
-    yield Ranks(backend=backend, rank=dist.get_rank(), size=size, device=device)
+    made = Ranks(
+        backend=backend,
+        rank=dist.get_rank(),
+        size=size,
+        device=device,
+        transport=request.config.getoption("--transport"),
+    )
+    yield made
     dist.barrier()
+    made.close()
     dist.destroy_process_group()

@@ -16,6 +16,7 @@ def played(ranks: Ranks, prefill: str, decode: str) -> str | None:
         overrides=(
             "launch.kind=torchrun",
             f"launch.backend={ranks.backend}",
+            f"launch.transport={ranks.transport}",
             f"layout.world={ranks.size}",
             "scheduler.chunk_tokens=24",
             f"dispatch.prefill={prefill}",

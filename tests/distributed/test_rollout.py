@@ -26,6 +26,7 @@ def over(ranks: Ranks, *overrides: str) -> str | None:
     return played(
         "launch.kind=torchrun",
         f"launch.backend={ranks.backend}",
+        f"launch.transport={ranks.transport}",
         f"layout.world={ranks.size}",
         *overrides,
     )

@@ -1,4 +1,4 @@
-"""Gathers and exchanges over real process groups, in every dtype and with any number of rows."""
+"""Gathers and exchanges between real processes, in every dtype and with any number of rows."""
 
 from typing import Any
 

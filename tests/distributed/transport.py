@@ -1,4 +1,4 @@
-"""Process groups for the tests: one per (path, role), made by all ranks in the same order."""
+"""Communicators for the tests: one per (path, role), made by all ranks in the same order."""
 
 from __future__ import annotations
 
@@ -12,23 +12,31 @@ import torch
 import torch.distributed as dist
 
 from interlace.comm.collectives import Collective, Forward, Gather
+from interlace.comm.communicator import Communicator
 from interlace.comm.device_order import DeviceOrder
 from interlace.comm.driver import run_blocking
 from interlace.comm.path import Ticket
 from interlace.comm.torch_communicator import ControlCommunicator, TorchCommunicator
+from interlace.comm.window import WindowCommunicator
+from interlace.comm.window_channel import ByteCommunicator, WindowChannel
+from interlace.comm.windows import Windows, meet, native
 from interlace.comm.workspace import Workspace
 
 TIMEOUT_S = 20.0
+CAPACITY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     backend: str
+    transport: str
+    """window or gloo, on CPU."""
     rank: int
     size: int
     device: torch.device
     _streams: dict[str, torch.cuda.Stream] = field(default_factory=dict)
     _orders: list[DeviceOrder] = field(default_factory=list)
+    _windows: list[Windows] = field(default_factory=list)
 
     def communicator(
         self,
@@ -37,21 +45,27 @@ class Ranks:
         groups: Sequence[Sequence[int]],
         slots: int = 2,
         own_stream: bool = False,
-    ) -> TorchCommunicator:
+    ) -> Communicator:
         """This rank's end; on a GPU on the caller's stream, or on one of the path's own."""
+        workspace = Workspace(path, self._allocate)
+        if self.transport == "window":
+            channel = self._channel(path, role, groups, slots)
+            return WindowCommunicator(channel, role=role, workspace=workspace)
         made = [(members, dist.new_group(list(members))) for members in groups]
         group = next(group for members, group in made if self.rank in members)
         return TorchCommunicator(
             group,
             role=role,
-            workspace=Workspace(path, self._allocate),
+            workspace=workspace,
             slots=slots,
             timeout_s=TIMEOUT_S,
             stream=self.stream(path) if own_stream else None,
             order=self._order() if own_stream else None,
         )
 
-    def control(self) -> ControlCommunicator:
+    def control(self) -> Communicator:
+        if self.transport == "window":
+            return ByteCommunicator(self._channel("control", "control", [range(self.size)], 2))
         group = dist.new_group(backend="gloo")
         return ControlCommunicator(group, timeout_s=TIMEOUT_S)
 
@@ -65,7 +79,39 @@ class Ranks:
         return nullcontext() if stream is None else torch.cuda.stream(stream)
 
     def run(self, rank: Forward) -> Any:
-        return run_blocking(rank, park=time.sleep)
+        waiter = self._windows[0].waiter if self._windows else None
+        return run_blocking(rank, park=time.sleep, waiter=waiter)
+
+    def close(self) -> None:
+        for windows in self._windows:
+            windows.close()
+
+    def _channel(
+        self, path: str, role: str, groups: Sequence[Sequence[int]], slots: int
+    ) -> WindowChannel:
+        """The C++ where it is built; on odd ranks its twin, so that they talk with one another."""
+        if not self._windows:
+            met = meet(self.rank, self._tell, extension=True)
+            extension = None if self.rank % 2 else native()
+            self._windows.append(Windows(self.rank, self._tell, met, extension))
+        windows = self._windows[0]
+        return WindowChannel(
+            windows.make(path, role, groups, slots=slots, capacity=CAPACITY),
+            path=path,
+            role=role,
+            members=next(list(members) for members in groups if self.rank in members),
+            rank=self.rank,
+            slots=slots,
+            capacity=CAPACITY,
+            timeout_s=TIMEOUT_S,
+            waiter=windows.waiter,
+            clock=time.monotonic_ns,
+        )
+
+    def _tell(self, text: str) -> list[str]:
+        everybody: list[Any] = [None] * self.size
+        dist.all_gather_object(everybody, text)
+        return everybody
 
     def _order(self) -> DeviceOrder | None:
         if self.device.type == "cuda" and not self._orders:
@@ -79,7 +125,7 @@ class Ranks:
 class ListCommunicator:
     """Lists of integers over a tensor transport, so that the toy runs on it unchanged."""
 
-    def __init__(self, inner: TorchCommunicator, ranks: Ranks, path: str) -> None:
+    def __init__(self, inner: Communicator, ranks: Ranks, path: str) -> None:
         self.inner, self.ranks, self.path = inner, ranks, path
         self.timeout_s = inner.timeout_s
 
