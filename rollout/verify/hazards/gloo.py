@@ -43,7 +43,7 @@ def run_over_gloo(
     transport: type[ProcessTransport] = ProcessTransport,
     emit: Callable[[Event], None] | None = None,
     composed: Callable[[], None] = lambda: None,
-    timeout_s: float = 5.0,
+    ticket_timeout_s: float = 5.0,
 ) -> str:
     """One rank of a small rollout over the shipped transport; its tokens are checked.
 
@@ -53,7 +53,10 @@ def run_over_gloo(
     Path(folder).mkdir(exist_ok=True)
     store = FileStore(f"{folder}/transport", size)
     launch = Launch(
-        kind="torchrun", transport="gloo", exchange_timeout_s=timeout_s, ticket_timeout_s=timeout_s
+        kind="torchrun",
+        transport="gloo",
+        exchange_timeout_s=10.0,
+        ticket_timeout_s=ticket_timeout_s,
     )
     arrives = script.get(rank, ())
     with transport(rank=rank, world=size, store=store, launch=launch) as joined:

@@ -41,32 +41,33 @@ class OtherOrder(ProcessTransport):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        self._made: list[Communicator] = []
+        self._made: dict[str, Communicator] = {}
 
     def communicator(
         self, path: str, role: str, groups: Groups, num_bytes: int = AMPLE
     ) -> Communicator:
-        while len(self._made) < 2:
-            self._made.append(super().communicator(path, role, groups, num_bytes))
-        return self._made[{"decode": 1, "prefill": 0}[path]]
+        if not self._made:
+            for name in ("prefill", "decode"):
+                self._made[name] = super().communicator(name, role, groups, num_bytes)
+        return self._made[path]
 
 
 def error_names_the_collective(rank: int, size: int, folder: str) -> str:
     """The same mistake on rank 1 of ours: what the wait that never ends says on both."""
     kind = OtherOrder if rank else ProcessTransport
     try:
-        run_over_gloo(rank, size, folder, BOTH, transport=kind, timeout_s=SHORT_S)
+        run_over_gloo(rank, size, folder, BOTH, transport=kind, ticket_timeout_s=SHORT_S)
     except CommunicationError as error:
         return f"{type(error).__name__}: {error}"
     raise WrongDataError("groups in another order went unseen")
 
 
 def both_name_it(ends: Sequence[RankEnd]) -> Outcome:
-    """The first to give up names rank, step, path, group and stage; nobody waits for longer."""
-    first = min(ends, key=lambda end: end.seconds).said
-    names = ": rank ", ": epoch 0 step 0 seq 0 prefill/ep 0.counts"
-    if all(end.said for end in ends) and all(name in first for name in names):
-        return Outcome(kind="right", evidence=f"over gloo: {first}")
+    """Whoever gives up names rank, step, path, group and stage; the other is told by its end."""
+    for rank, end in enumerate(ends):
+        wanted = f": rank {rank}: epoch 0 step 0 seq 0 prefill/ep 0.counts"
+        if "TimeoutError" in end.said and wanted in end.said and all(e.said for e in ends):
+            return Outcome(kind="right", evidence=f"over gloo: {end.said}")
     return unexpected(ends)
 
 
