@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Literal
 
 from .collectives import Collective, Forward
@@ -144,25 +145,28 @@ def _first_of_role(own: Own) -> dict[str, Key]:
 class FreeOrder(Sequencer):
     """Arm free_order: whichever path is ready goes first, on each rank by itself.
 
-    Among several, or while none is ready, a draw of `unsafe_seed`, rank and step decides. Each
-    path's own order stays, and posts are numbered as they are made, so this rank sees nothing odd.
+    Among several, or while none is ready, a draw of `unsafe_seed`, rank and step decides. Tickets
+    of a path that follow one another in the plan stay together, each path's own order stays, and
+    posts are numbered as they are made, so this rank sees nothing odd.
     """
 
     unsafe_seed = 0
 
     async def walk(self, plan: StepPlan, started: Mapping[str, Forward]) -> dict[str, Any]:
         self._draw = random.Random(f"{self.unsafe_seed} {self.rank} {plan.step}")
-        self._left: dict[str, deque[Ticket]] = {}
-        for ticket in plan.tickets:
-            if self.rank in self.paths[ticket.path].members:
-                self._left.setdefault(ticket.path, deque()).append(ticket)
+        self._runs: dict[str, deque[list[Ticket]]] = {}
+        self._run: deque[Ticket] = deque()
+        mine = [t for t in plan.tickets if self.rank in self.paths[t.path].members]
+        for path, run in groupby(mine, key=lambda ticket: ticket.path):
+            self._runs.setdefault(path, deque()).append(list(run))
         return await super().walk(plan, started)
 
     async def _issue(self, ticket: Ticket) -> None:
-        names = [name for name, left in self._left.items() if left]
-        ready = [name for name in names if self._is_ready(name)]
-        name = self._draw.choice(ready or names)
-        await super()._issue(replace(self._left[name].popleft(), seq=ticket.seq))
+        if not self._run:
+            names = [name for name, runs in self._runs.items() if runs]
+            ready = [name for name in names if self._is_ready(name)]
+            self._run.extend(self._runs[self._draw.choice(ready or names)].popleft())
+        await super()._issue(replace(self._run.popleft(), seq=ticket.seq))
 
     def _is_ready(self, path: str) -> bool:
         out = self._outstanding.get(path)

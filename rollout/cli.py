@@ -27,6 +27,7 @@ from interlace.rollout.commands.job import (
     tasks_of,
 )
 from interlace.rollout.commands.show import show
+from interlace.rollout.commands.unsafe import UnsafeWatch
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.config_file import preset_names
 from interlace.rollout.launch.across_hosts import run_across_hosts
@@ -165,7 +166,12 @@ def _run(
     callbacks: Sequence[Callback],
 ) -> None:
     """Collect and write trajectories as they finish, then everything about the whole run."""
-    rollout, trajectories = collect(config, tasks, folder, console, callbacks)
+    watch = UnsafeWatch(config, tasks, console)
+    try:
+        rollout, trajectories = collect(config, tasks, folder, console, [*callbacks, watch])
+    except BaseException as error:
+        watch.tell(error)
+        raise
     if not rollout.is_driver:
         return
     summary = summarise(
@@ -177,6 +183,7 @@ def _run(
         cpu_s=rollout.cpu_s,
         exact=rollout.exact,
         transport=rollout.transport,
+        unsafe=watch.tell(),
     )
     write_trace(folder.trace, rollout.records)
     draw_timeline(folder.timeline, rollout.records, mode=config.mode)

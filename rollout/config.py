@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from interlace.comm.unsafe import Arm, Level
 from interlace.rollout.tasks import PROMPT_ENV, Task, tasks_from
 
 MAX_SEED = (1 << 62) - 1
@@ -309,6 +310,35 @@ class Rewards(Section):
         return value
 
 
+class Unsafe(Section):
+    """Rules broken on purpose, to see it found: such a run may hang or give wrong tokens."""
+
+    arms: tuple[Arm, ...] = Field(
+        default=(),
+        strict=False,
+        description="What to break; docs/safety/unsafe.md says what each does. Never on by itself.",
+    )
+    without: tuple[Level, ...] = Field(
+        default=(),
+        strict=False,
+        description="Levels of verification to switch off, to see what would have happened "
+        "without them: L0, the executor's check before a post; L1, hashes in the exchange; L2, "
+        "headers of messages (launch.kind local only).",
+    )
+    seed: int = Field(
+        default=0, ge=0, le=MAX_SEED, description="Seed of what an arm leaves to chance."
+    )
+
+    @model_validator(mode="after")
+    def _breaks_something_once(self) -> Unsafe:
+        for name, values in (("arms", self.arms), ("without", self.without)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} {list(values)} names one twice: remove it")
+        if self.without and not self.arms:
+            raise ValueError("levels are switched off but no arm is on: remove without, or add one")
+        return self
+
+
 class TaskSection(Section):
     """A run of episodes in one environment, or the prompts of one file."""
 
@@ -425,6 +455,9 @@ class RolloutConfig(Section):
         default=Environments(), description="The processes environments live in."
     )
     rewards: Rewards = Field(default=Rewards(), description="Rewards computed after an episode.")
+    unsafe: Unsafe = Field(
+        default=Unsafe(), description="Rules to break on purpose, in tests of safety."
+    )
     tasks: tuple[TaskSection, ...] = Field(
         default=(), strict=False, description="The episodes to run, in order."
     )
@@ -442,6 +475,23 @@ class RolloutConfig(Section):
         if value == "fast":
             raise ValueError("'fast' is not built yet; use 'exact'")
         return value
+
+    @model_validator(mode="after")
+    def _unsafe_arms_can_bite(self) -> RolloutConfig:
+        arms = self.unsafe.arms
+        if arms and self.layout.world == 1:
+            raise ValueError("unsafe.arms need layout.world of 2 or more: one rank cannot disagree")
+        needs_two = [arm for arm in arms if arm in ("one_window", "one_group", "free_order")]
+        if needs_two and self.mode == "chunked":
+            raise ValueError(f"unsafe arm {needs_two[0]} needs two paths, mode chunked has one")
+        if "slot_per_path" in arms and self.layout.tp == 1:
+            raise ValueError(
+                "unsafe arm slot_per_path needs layout.tp of 2 or more: with one role, counting "
+                "per path and per role is the same"
+            )
+        if "L2" in self.unsafe.without and self.launch.kind != "local":
+            raise ValueError("unsafe.without L2 needs launch.kind local")
+        return self
 
     def expand_tasks(self) -> list[Task]:
         """All tasks in the order of their trajectory ids; ValueError if there is none."""

@@ -86,6 +86,8 @@ def _kind(info: FieldInfo) -> str:
     inner = [kind for kind in get_args(annotation) if kind is not NoneType]
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(map(json.dumps, inner))
+    if get_origin(annotation) is tuple and get_origin(inner[0]) is Literal:
+        return "list of " + ", ".join(map(json.dumps, get_args(inner[0])))
     if get_origin(annotation) is tuple:
         return f"list of {_NAMES[inner[0]][1]}"
     if get_origin(annotation) is dict:

@@ -40,6 +40,8 @@ def load_config(
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from error
+    if preset is not None and "unsafe" in values:
+        raise ConfigError(f"{source} holds [unsafe], which only a job file or --set may bring")
     places = {path: f"{source}, line {line}" for path, line in _key_lines(text)}
     for override in overrides:
         path, value = _parse_override(override)

@@ -33,6 +33,7 @@ from .run import Run
 from .tasks import Prompt, Task
 from .trajectory import Trajectory
 from .turns import RolloutError, Turns
+from .unsafe_mark import marked, warn_of
 
 Records = dict[int, tuple[Sequence[StepRecord], Sequence[TicketRecord]]]
 
@@ -59,7 +60,7 @@ class Rollout:
         self.records: Records = {}
         """Rank -> (steps, tickets); filled when the ``with`` ends in order."""
         self.exact = False
-        """Whether every rank's kernels passed the self-test."""
+        """Whether every rank's kernels passed the self-test, and no rule is broken on purpose."""
         self.transport: dict[str, str] = {}
         """What moves bytes between the ranks (`kind`), and `why`; known once they are ready."""
         self.cpu_s = 0.0
@@ -91,6 +92,8 @@ class Rollout:
         folder = model_folder(self.config.model.path)
         chat = Chat(folder)
         self._launcher = launcher_for(self.config, folder)
+        if self._launcher.is_driver:
+            warn_of(self.config.unsafe)
         self._loop = asyncio.new_event_loop()
         self._turns = Turns(self._launcher.send)
         try:
@@ -234,7 +237,7 @@ class Rollout:
     async def _deliver(self, number: int, task: Task, rewarder: Rewarder | None, run: Run) -> None:
         try:
             with self._meter.playing(task.env):
-                trajectory = await self._collector.play(number, task)
+                trajectory = marked(await self._collector.play(number, task), self.config.unsafe)
         finally:
             self._places.release()
         finished = [trajectory] if rewarder is None else await rewarder.reward(trajectory)

@@ -25,13 +25,14 @@ def summarise(
     cpu_s: float,
     exact: bool,
     transport: Mapping[str, str],
+    unsafe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The run as JSON values, keys always in one order.
 
     `layout` has world, dp, tp, ep; `transport` has kind and why. `exact` is what the ranks'
     self-test says; it stays true only if every trajectory is exact too. A mean or share over
     nothing is None; so is the digest when no trajectory is left to digest; `outside_digest` counts
-    those a clock or a hand ended.
+    those a clock or a hand ended. `unsafe`: the rules broken on purpose, and what came of it.
     ValueError from `figures` if the ranks' records disagree.
     """
     measured = figures(records)
@@ -61,6 +62,7 @@ def summarise(
         "preemptions": measured.preemptions,
         "tickets_per_step": measured.tickets_per_step,
         "control_bytes_per_step": measured.control_bytes_per_step,
+        "unsafe": unsafe,
         "exact": exact and all(trajectory.exact for trajectory in trajectories),
         "digest": digest(trajectories) if num_digested else None,
         "outside_digest": len(trajectories) - num_digested,
@@ -112,6 +114,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         ("transport", f"{summary['transport']['kind']}: {summary['transport']['why']}"),
         ("collectives per step", f"{summary['tickets_per_step']:.1f}"),
         ("control traffic", f"{summary['control_bytes_per_step']:.0f} bytes a step and rank"),
+        *_told_unsafe(summary["unsafe"]),
         ("exact", "yes" if summary["exact"] else "no"),
         ("digest", summary["digest"] or "-"),
     ):
@@ -128,6 +131,12 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         )
         table.add_row(env, ", ".join(facts))
     return table
+
+
+def _told_unsafe(unsafe: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if unsafe is None:
+        return []
+    return [("unsafe", f"[red]{', '.join(unsafe['arms'])}: {unsafe['outcome']}[/red]")]
 
 
 def _environment(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

@@ -316,9 +316,10 @@ class Trajectory:
     def exact(self) -> bool:
         """Whether every sampled token attended only to keys and values of its own weights.
 
-        Only then would computing the trajectory again from its tokens give the same bits.
+        Only then would computing the trajectory again from its tokens give the same bits. Never
+        where a rule was broken on purpose (`info` says which, as unsafe).
         """
-        return bool((self.version == self.kv_version).all())
+        return "unsafe" not in self.info and bool((self.version == self.kv_version).all())
 
     @property
     def reproducible(self) -> bool:

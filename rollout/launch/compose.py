@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from interlace.comm.journal import Journal
 from interlace.comm.path import Path
 from interlace.comm.plan import PlanConfig
-from interlace.comm.sequencer import Sequencer, record_program
+from interlace.comm.sequencer import record_program
+from interlace.comm.unsafe import unsafe_sequencer
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
@@ -25,14 +26,16 @@ from interlace.moe.weights import Weights, load_weights
 from interlace.rollout.block_manager import BlockManager
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.engine import Engine
-from interlace.rollout.group import Follower, Leader, Part
+from interlace.rollout.group import Follower, Part
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, RankReady
 from interlace.rollout.scheduler import Scheduler
+from interlace.rollout.unsafe import unsafe_leader, unsafe_model, unsafe_program
 
 from .largest_message import largest_message
 from .memory import affordable_blocks
 from .transport import Groups, Transport
+from .unsafe_communicators import unsafe_communicators
 
 SLOTS = 2
 """Receive slots of each communicator. Every collective is one in which everybody waits for
@@ -73,7 +76,7 @@ def compose(
         tp_rank=rank % layout.tp,
         tp_size=layout.tp,
     )
-    model = Model(model_config)
+    model = unsafe_program(config.unsafe.arms)(model_config)
     kv = KVCache(
         num_layers=model_config.num_layers,
         num_blocks=num_blocks,
@@ -95,19 +98,22 @@ def compose(
         for name, work in _works(config.mode).items()
     }
     paths = _paths(config, model, weights, contexts, transport)
-    sequencer = Sequencer(
+    unsafe = config.unsafe
+    communicators = {
+        (path.name, role): transport.communicator(
+            path.name, role, partition, largest_message(config, model_config, path.work)
+        )
+        for path in paths
+        for role, partition in sorted(path.groups.items())
+    }
+    sequencer = unsafe_sequencer(unsafe.arms, unsafe.without, seed=unsafe.seed, slots=SLOTS)(
         rank=rank,
         paths=paths,
-        communicators={
-            (path.name, role): transport.communicator(
-                path.name, role, partition, largest_message(config, model_config, path.work)
-            )
-            for path in paths
-            for role, partition in sorted(path.groups.items())
-        },
+        communicators=unsafe_communicators(unsafe.arms, communicators, slots=SLOTS),
         around=transport.around,
         clock=transport.clock,
         journal=Journal(),
+        posts=transport.posts,
     )
     with transport.around(paths[0].name):
         exact = exactness(model, weights, placement=placement, ep_rank=rank).exact
@@ -127,7 +133,7 @@ def compose(
         ),
         sequencer=sequencer,
         control=transport.control(config.launch.exchange_timeout_s),
-        model=model,
+        model=unsafe_model(unsafe.arms)(model_config),
         weights=weights,
         contexts=contexts,
         part=_part(
@@ -138,7 +144,7 @@ def compose(
     )
     ready = RankReady(
         rank=rank,
-        exact=exact,
+        exact=exact and not unsafe.arms,
         max_context=max_context,
         pool_tokens=num_blocks * BLOCK_SIZE,
         vocab_size=model_config.vocab_size,
@@ -220,7 +226,7 @@ def _part(
         expert_shape=(model_config.num_moe_layers, model_config.top_k),
         text_of=_text_of(config, folder),
     )
-    return Leader(
+    return unsafe_leader(config.unsafe.arms)(
         paths={path.name: path for path in paths},
         scheduler=scheduler,
         inbox=inbox,

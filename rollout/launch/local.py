@@ -88,6 +88,7 @@ class LocalLauncher:
             seed=launch.interleaving_seed,
             slots=SLOTS,
             serial_slots=launch.serial_device_slots,
+            verify="L2" not in self._config.unsafe.without,
         )
         num_blocks = blocks_for(self._config, self._folder, LocalTransport.device)
         ranks = [
