@@ -12,6 +12,9 @@ from pathlib import Path
 
 import torch
 
+from interlace.comm.errors import CommunicationError
+from interlace.comm.window_round_trip import round_trip
+from interlace.comm.windows import Unshared, native
 from interlace.moe.config import read_config
 from interlace.moe.errors import ModelError
 from interlace.moe.model import Model
@@ -72,6 +75,29 @@ def _no_talk(found: str) -> Check:
         advice="two processes cannot reach one another over the loopback interface: look at "
         "firewalls and containers; --set launch.kind=local works without",
     )
+
+
+def window_works(timeout_s: float = _TIMEOUT_S) -> Check:
+    """Two processes share memory and exchange numbers over it."""
+    if native() is None:
+        return Check(
+            name="window",
+            status=Status.WARN,
+            found="its extension was not built: ranks talk over gloo",
+            advice="install a C++ compiler (apt-get install g++), then install this package again",
+        )
+    try:
+        mean_s = round_trip(timeout_s)
+    except (Unshared, CommunicationError, RuntimeError, OSError) as error:
+        return Check(
+            name="window",
+            status=Status.WARN,
+            found=f"{error}: ranks talk over gloo",
+            advice="processes of one user must be allowed to open one another's /proc/PID/fd: look "
+            "at the container's restrictions; docs/transport.md says what the window needs",
+        )
+    found = f"two share memory, {mean_s * 1e6:.0f} us a round trip"
+    return Check(name="window", status=Status.OK, found=found)
 
 
 def tiny_model_is_exact() -> Check:

@@ -16,6 +16,7 @@ from interlace.rollout.checkup_ranks import (
     processes_talk,
     ray_starts,
     tiny_model_is_exact,
+    window_works,
 )
 
 from .errors import FAILED, Traceback, one_line_errors
@@ -39,6 +40,7 @@ def doctor(
         wanted: list[Callable[[], Check]] = [
             *machine_checks(),
             processes_talk,
+            window_works,
             tiny_model_is_exact,
         ]
         if model is not None:

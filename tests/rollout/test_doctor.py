@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from interlace.comm.windows import Unshared
 from interlace.moe.selftest import ExactnessReport
 from interlace.rollout import checkup, checkup_ranks
 from interlace.rollout.checkup import Check, Status, machine_checks
@@ -89,6 +90,24 @@ def test_two_processes_talk_or_it_is_told() -> None:
     assert "launch.kind=local" in check.advice
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_window_works_or_it_is_told_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = checkup_ranks.window_works()
+    assert built.status is Status.OK or "C++ compiler" in built.advice
+
+    def unshared(*_: Any) -> float:
+        raise Unshared("rank 0 cannot open memory of rank 1 (Permission denied)")
+
+    monkeypatch.setattr(checkup_ranks, "native", lambda: "built")
+    monkeypatch.setattr(checkup_ranks, "round_trip", unshared)
+    check = checkup_ranks.window_works()
+    assert check.status is Status.WARN
+    assert "Permission denied" in check.found
+    monkeypatch.setattr(checkup_ranks, "native", lambda: None)
+    assert "apt-get install g++" in checkup_ranks.window_works().advice
+
+
 def test_the_exit_code_is_1_if_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = {
         "fine": Check(name="fine", status=Status.OK, found="here"),
@@ -96,6 +115,7 @@ def test_the_exit_code_is_1_if_a_check_fails(monkeypatch: pytest.MonkeyPatch) ->
         "broken": Check(name="broken", status=Status.FAIL, found="gone", advice="buy another"),
     }
     monkeypatch.setattr(command, "processes_talk", lambda: looks["fine"])
+    monkeypatch.setattr(command, "window_works", lambda: looks["fine"])
     monkeypatch.setattr(command, "tiny_model_is_exact", lambda: looks["slow"])
     monkeypatch.setattr(command, "machine_checks", list)
     done = CliRunner().invoke(app, ["doctor"])
