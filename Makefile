@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday test-hosts bench layouts test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday test-hosts bench bench-window layouts test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp
@@ -43,6 +43,9 @@ test-hosts: $(READY)  ## all tests of jobs on two hosts; needs root
 
 bench: $(READY)  ## serial against multiplexed on the demo, five times each, in turn
 	$(BIN)/python experiments/bench_modes.py --out out/bench
+
+bench-window: $(READY)  ## small messages between two processes: the window against gloo
+	$(BIN)/python experiments/bench_window.py --out out/bench-window
 
 layouts: $(READY)  ## every architecture in every layout and mode: digests and errors, one table
 	$(BIN)/python experiments/layouts.py --out out/layouts

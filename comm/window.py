@@ -47,23 +47,23 @@ class WindowCommunicator:
         payload: torch.Tensor = request.payload
         if not payload.is_contiguous():
             payload = payload.contiguous()
-        shape, width = payload.shape, payload.element_size()
+        shape: tuple[int, ...] = payload.shape
         gathered = isinstance(request, Gather)
         if isinstance(request, Gather):
-            counts = sent = (payload.numel() * width,) * self.size
+            counts = sent = (payload.nbytes,) * self.size
             into = self.size, *shape
         else:
-            row = prod(shape[1:]) * width
-            sent = tuple([rows * row for rows in request.send])
-            counts = tuple([rows * row for rows in request.recv])
-            into = sum(request.recv), *shape[1:]
-            if sum(request.send) != shape[0]:
+            rows, *width = shape
+            row = payload.nbytes // rows if rows else prod(width) * payload.element_size()
+            sent = tuple([num * row for num in request.send])
+            counts = tuple([num * row for num in request.recv])
+            into = sum(request.recv), *width
+            if sum(request.send) != rows:
                 raise ValueError(
                     f"{self._role} {request.stage}: {sum(request.send)} rows to be sent, "
-                    f"{shape[0]} in the payload"
+                    f"{rows} in the payload"
                 )
-        slot = self._channel.slot_of(ticket)
-        key = self._role, slot
+        key = self._role, self._channel.slot_of(ticket)
         out = self._room(key, into, payload.dtype, sum(counts))
         posted = self._channel.post(request, ticket, payload.data_ptr(), sent)
         return _Received(posted, counts, out, key, gathered)
