@@ -13,6 +13,7 @@ from rich.table import Table
 from interlace.rollout.digest import digest
 from interlace.rollout.figures import Records, figures
 from interlace.rollout.trajectory import EndReason, Trajectory
+from interlace.rollout.waits import decode_waits
 
 
 def summarise(
@@ -35,7 +36,7 @@ def summarise(
     those a clock or a hand ended. `unsafe`: the rules broken on purpose, and what came of it.
     ValueError from `figures` if the ranks' records disagree.
     """
-    measured = figures(records)
+    measured, waits = figures(records), decode_waits(records)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
     num_digested = sum(t.reproducible for t in trajectories)
@@ -56,6 +57,7 @@ def summarise(
         "idle_share": {str(rank): share for rank, share in measured.idle_share.items()},
         "decode_gap_max": measured.decode_gap_max,
         "prefill_gap_max": measured.prefill_gap_max,
+        "decode_wait_s": {"p50": waits.p50_s, "p99": waits.p99_s, "max": waits.max_s},
         "coexisting_steps_share": measured.coexisting_steps_share,
         "alternations_per_step": measured.alternations_per_step,
         "prefills_spanning_steps": measured.prefills_spanning_steps,
@@ -109,6 +111,11 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         (
             "longest wait, decode / prefill",
             f"{_pair(summary['decode_gap_max'], summary['prefill_gap_max'])} boundaries",
+        ),
+        (
+            "decode ready to issued",
+            f"{summary['decode_wait_s']['p50'] * 1e3:.1f} ms, "
+            f"p99 {summary['decode_wait_s']['p99'] * 1e3:.1f} ms",
         ),
         ("alternations per step", f"{summary['alternations_per_step']:.1f}"),
         ("transport", f"{summary['transport']['kind']}: {summary['transport']['why']}"),
