@@ -58,6 +58,29 @@ def test_the_same_digest_with_heads_split_over_processes(
         assert found == (reference if ranks.rank == 0 else None)
 
 
+def test_a_link_between_the_ranks_costs_time_and_changes_no_token(
+    ranks: Ranks, reference: str | None
+) -> None:
+    link = ("launch.link.latency_us=200", "launch.link.gbit=1")
+    if ranks.transport == "gloo":
+        with pytest.raises(ConfigError, match="link needs the window"):
+            over(ranks, *link)
+    else:
+        assert over(ranks, *link) == (reference if ranks.rank == 0 else None)
+
+
+def test_the_same_digest_on_devices_that_are_strict_about_order(
+    ranks: Ranks, reference: str | None
+) -> None:
+    strict = ["launch.serial_device_slots=1", "layout.tp=2", "scheduler.chunk_tokens=24"]
+    strict += ["dispatch.prefill=gather", "dispatch.decode=fixed"]
+    if ranks.backend == "nccl":
+        with pytest.raises(ConfigError, match="serial_device_slots emulates what"):
+            over(ranks, *strict)
+    else:
+        assert over(ranks, *strict) == (reference if ranks.rank == 0 else None)
+
+
 def test_an_error_on_rank_0_ends_every_rank_and_the_next_rollout_works(ranks: Ranks) -> None:
     config = load_config(
         preset="tiny",

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from interlace.comm.windows import native
 from interlace.rollout import EndReason, Rollout, RolloutConfig, load_config
 from interlace.rollout.digest import digest
 from interlace.rollout.launch.launcher import LaunchError
@@ -111,9 +112,13 @@ def kill_once_seen(text: str) -> int:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("mode", ["serial", "multiplexed"])
-def test_one_digest_over_ray(cluster: Cluster, mode: str, reference: str) -> None:
-    assert digest(played(tiny("launch.kind=ray", f"mode={mode}"))) == reference
+@pytest.mark.parametrize(("mode", "transport"), [("serial", "gloo"), ("multiplexed", "auto")])
+def test_one_digest_over_ray(cluster: Cluster, mode: str, transport: str, reference: str) -> None:
+    config = tiny("launch.kind=ray", f"mode={mode}", f"launch.transport={transport}")
+    with Rollout(config) as rollout:
+        assert digest(list(rollout.run(config.expand_tasks()))) == reference
+    on_window = transport == "auto" and native() is not None
+    assert rollout.transport["kind"] == ("window" if on_window else "gloo")
     assert ray.is_initialized()
     assert_ours_have_ended()
 
