@@ -165,7 +165,7 @@ class Scheduler:
         coming: set[tuple[int, tuple[int, ...]]] = set()
         places = self._max_running - len(self._running)
         short = False
-        for sequence in sorted(self._waiting, key=_arrival):
+        for sequence in self._wanted():
             if room == 0 or places == 0:
                 break
             key = self._next_block(sequence)
@@ -231,13 +231,18 @@ class Scheduler:
             if item.sequence not in self._running:
                 yield item.sequence
 
+    def _wanted(self) -> list[Turn]:
+        """Who waits, in order of arrival. An aborted turn ends at the next commit: a chunk that
+        took it once more would be dropped again, in every step, before those behind it."""
+        return sorted((s for s in self._waiting if not s.aborted), key=_arrival)
+
     def _admissible_tokens(self) -> int:
         """Tokens that could be prefilled now; at least the first in the queue truly fits."""
         joining = self._num_joining
         in_flight = len(self._flights.get("prefill", ()))
         places = self._max_running - len(self._running) - joining - in_flight
         tokens, short = 0, False
-        for sequence in sorted(self._waiting, key=_arrival):
+        for sequence in self._wanted():
             if places <= 0:
                 break
             if sequence.lease is None:

@@ -174,6 +174,27 @@ def test_a_dropped_chunk_was_never_computed() -> None:
     s.blocks.check_integrity()
 
 
+def test_a_dropped_chunk_is_not_begun_again_before_those_behind_it() -> None:
+    s = scheduler(chunk=2)
+    s.submit(request(0, range(2)))
+    s.submit(request(1, range(10, 12)))
+    s.describe_prefill()
+    s.abort(0)
+    assert s.propose(rank=0, hashes=()).live_rows == 0
+    s.commit()
+    s.drop_prefill()
+    assert s.describe_prefill().input_ids == (10, 11)
+    (result,) = s.commit()
+    assert (result.trajectory, result.finish) == (0, "aborted")
+
+
+def test_an_aborted_turn_that_waits_asks_for_no_prefill() -> None:
+    s = scheduler()
+    s.submit(request(0, range(2)))
+    s.abort(0)
+    assert s.propose(rank=0, hashes=()).waiting_tokens == 0
+
+
 def test_an_aborted_running_turn_keeps_its_tokens() -> None:
     s = scheduler()
     s.submit(request(0, [1, 2, 3], max_tokens=10))
