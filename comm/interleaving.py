@@ -45,6 +45,12 @@ class Interleaving:
         """What each rank waits for; None stands for one that has not begun."""
         self._results: dict[int, Any] = {}
         self._ready = NOTHING
+        self._num_parked = 0
+
+    @property
+    def returned(self) -> list[int]:
+        """Ranks that came to their end in order."""
+        return sorted(self._results)
 
     def run(self) -> list[Any]:
         """What the ranks returned, in rank order. Raises DeadlockError naming every rank's wait
@@ -61,11 +67,13 @@ class Interleaving:
 
     def _resume(self, rank: int, ready: int) -> None:
         request = self._asked.pop(rank)
+        self._num_parked -= isinstance(request, Park)
         if self._clock is not None:
             self.trace.append(rank)
         try:
             value = answer(request, ready) if isinstance(request, Finish) else None
-            self._asked[rank] = self._ranks[rank].send(value)
+            self._asked[rank] = request = self._ranks[rank].send(value)
+            self._num_parked += isinstance(request, Park)
         except StopIteration as stop:
             self._results[rank] = stop.value
         except Exception as error:
@@ -74,7 +82,7 @@ class Interleaving:
     def _next(self) -> int | None:
         """Who goes on; what is `_ready` for it is noted."""
         asked = self._asked
-        if all(type(request) is Park for request in asked.values()):
+        if self._num_parked == len(asked):
             if self._on_park is not None and len(asked) == len(self._ranks):
                 self._on_park()
             if self._clock is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from itertools import islice
 
 Entry = Hashable
 """Names one collective of one group: two groups of one role must not share a name."""
@@ -22,24 +23,19 @@ class SerialDevice:
     def enqueue(self, rank: int, entry: Entry, members: tuple[int, ...]) -> None:
         self._members[entry] = members
         self._queues[rank].append(entry)
-        self._advance()
+        self._advance([rank])
 
     def is_done(self, rank: int, entry: Entry) -> bool:
         return entry not in self._queues[rank]
 
-    def _window(self, rank: int) -> list[Entry]:
-        queue = self._queues[rank]
-        return [queue[index] for index in range(min(self._slots, len(queue)))]
-
-    def _advance(self) -> None:
-        moved = True
+    def _advance(self, moved: list[int]) -> None:
+        """`moved`: ranks whose first entries are not those they were."""
         while moved:
-            moved = False
-            for rank in range(len(self._queues)):
-                for entry in self._window(rank):
-                    members = self._members[entry]
-                    if all(entry in self._window(member) for member in members):
-                        for member in members:
-                            self._queues[member].remove(entry)
-                        del self._members[entry]
-                        moved = True
+            rank = moved.pop()
+            for entry in list(islice(self._queues[rank], self._slots)):
+                members = self._members[entry]
+                if all(entry in islice(self._queues[m], self._slots) for m in members):
+                    for member in members:
+                        self._queues[member].remove(entry)
+                    del self._members[entry]
+                    moved += members

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .collectives import Collective, Forward, Gather
 from .errors import DivergedError
@@ -30,20 +30,18 @@ class _Board:
     """(poster, its count) -> members that have read it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Message:
-    count: int
+class _Message(NamedTuple):
+    number: int
     ticket: Ticket | None
     parts: list[Any]
     visible_at: Sequence[int] = ()
     """By member; empty: at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Handle:
+class _Handle(NamedTuple):
     request: Collective
     ticket: Ticket | None
-    count: int
+    number: int
     slot: int
 
 
@@ -67,10 +65,11 @@ class LocalCommunicator:
         cell = self.rank, slot
         old = board.cells.get(cell)
         if old is not None:
-            unread = set(self.members) - board.readers.get((self.rank, old.count), set())
-            if unread:
+            read = board.readers.pop((self.rank, old.number), set())
+            if len(read) < len(self.members):
+                unread = set(self.members) - read
                 world.violations.append(
-                    f"{self.key}: rank {self.rank} overwrites slot {slot} (count {old.count}), "
+                    f"{self.key}: rank {self.rank} overwrites slot {slot} (count {old.number}), "
                     f"not yet read by ranks {sorted(unread)}"
                 )
         if isinstance(request, Gather):
@@ -78,7 +77,7 @@ class LocalCommunicator:
         else:
             parts = world.split(request.payload, request.send)
         board.cells[cell] = _Message(
-            count=count,
+            number=count,
             ticket=ticket,
             parts=[world.copy(part) for part in parts],
             visible_at=world.arrivals(self.rank, self.members),
@@ -86,19 +85,19 @@ class LocalCommunicator:
         board.readers.setdefault((self.rank, count), set())
         if ticket is not None and world.device is not None:
             world.device.enqueue(self.rank, (self.key, self.members, count), self.members)
-        return _Handle(request=request, ticket=ticket, count=count, slot=slot)
+        return _Handle(request=request, ticket=ticket, number=count, slot=slot)
 
     def poll(self, handle: _Handle) -> bool:
         clock = self._world.clock
         now, me = clock.now if clock else 0, self._me
         for member in self.members:
             message = self._board.cells.get((member, handle.slot))
-            if message is None or message.count < handle.count:
+            if message is None or message.number < handle.number:
                 return False
             if message.visible_at and message.visible_at[me] > now:
                 return False
         device = self._world.device
-        return device is None or device.is_done(self.rank, (self.key, self.members, handle.count))
+        return device is None or device.is_done(self.rank, (self.key, self.members, handle.number))
 
     def result(self, handle: _Handle) -> Any:
         me = self._me
@@ -107,7 +106,7 @@ class LocalCommunicator:
             message = self._board.cells[member, handle.slot]
             self._verify(handle, member, message)
             received.append(message.parts[me])
-            self._board.readers.setdefault((member, message.count), set()).add(self.rank)
+            self._board.readers.setdefault((member, message.number), set()).add(self.rank)
         return received if isinstance(handle.request, Gather) else self._world.concat(received)
 
     def abort(self) -> None:
@@ -116,11 +115,11 @@ class LocalCommunicator:
     def _verify(self, handle: _Handle, member: int, message: _Message) -> None:
         if not self._world.verify:
             return
-        if handle.count != message.count or _names(handle.ticket) != _names(message.ticket):
-            wanted = _header(handle.count, handle.ticket)
+        if handle.number != message.number or _names(handle.ticket) != _names(message.ticket):
+            wanted = _header(handle.number, handle.ticket)
             raise DivergedError(
                 f"{self.key}: rank {self.rank} waits for {wanted} of rank {member}; "
-                f"slot {handle.slot} holds {_header(message.count, message.ticket)}"
+                f"slot {handle.slot} holds {_header(message.number, message.ticket)}"
             )
 
 
