@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .verdict import Diagnosis
+
 
 class CommunicationError(RuntimeError):
     """Anything that makes the ranks' shared order or their data untrustworthy."""
@@ -37,3 +39,11 @@ class CanaryError(CommunicationError):
 
 class CapacityError(CommunicationError):
     """A message is larger than the slots its communicator was made with."""
+
+
+class RankFailureError(CommunicationError):
+    """Some rank failed; every responsive rank raises this, with the same diagnosis."""
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        super().__init__(diagnosis.text)
+        self.diagnosis = diagnosis

@@ -1,0 +1,47 @@
+"""What this host's kernel says about a process that may be a rank."""
+
+from __future__ import annotations
+
+import os
+
+from .rank_status import ProcessState
+
+_STATES = {"T": ProcessState.STOPPED, "t": ProcessState.STOPPED}
+_GONE = ("Z", "X", "x")
+
+
+def this_host() -> str:
+    """Equal for two processes exactly if they see each other under their process ids."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return f"process {os.getpid()}"
+
+
+def started_at(pid: int) -> int:
+    """When a process of this host began, in ticks since boot; 0 if there is none.
+
+    With its id it names one process for ever: ids are used again.
+    """
+    found = _look(pid)
+    return 0 if found is None else found[1]
+
+
+def process_state(pid: int, started: int) -> ProcessState:
+    """The state of the process `pid` that began at `started`; one that has ended is gone."""
+    found = _look(pid)
+    if found is None or found[1] != started or found[0] in _GONE:
+        return ProcessState.GONE
+    return _STATES.get(found[0], ProcessState.RUNNING)
+
+
+def _look(pid: int) -> tuple[str, int] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name is in parentheses and may hold anything, parentheses too.
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0].decode(), int(fields[19])
+    except (OSError, IndexError):
+        return None

@@ -1,0 +1,196 @@
+"""What ranks write about themselves, and the one word that ends them all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from interlace.comm.board import Board, SharedBoard, board_bytes
+from interlace.comm.path import Op, Ticket
+from interlace.comm.rank_record import RECORD_BYTES, RankRecord, read_record
+from interlace.comm.rank_status import Activity, ProcessState, RankStatus
+from interlace.comm.shared_memory import SharedMemory
+from interlace.comm.store_board import StoreBoard
+
+WORLD = 3
+
+
+def ticket(seq: int, path: str = "decode", path_seq: int | None = None) -> Ticket:
+    return Ticket(
+        epoch=1,
+        step=seq // 4,
+        seq=seq,
+        path=path,
+        path_seq=seq if path_seq is None else path_seq,
+        comm_seq=seq // 2,
+        slot=0,
+        op=Op(kind="Exchange", role="ep", stage=f"{seq % 40}.dispatch"),
+        version=0,
+        rows=1,
+    )
+
+
+def shared() -> Iterator[list[Board]]:
+    memory = SharedMemory.create(board_bytes(WORLD))
+    yield [
+        SharedBoard(
+            memory if rank == 0 else SharedMemory.open(memory.name, board_bytes(WORLD)),
+            rank=rank,
+            world=WORLD,
+        )
+        for rank in range(WORLD)
+    ]
+
+
+def over_a_store() -> Iterator[list[Board]]:
+    """Three ranks whose clocks differ by hours, two of them on another host."""
+    server = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
+    hours = 3600.0
+
+    def board(rank: int) -> StoreBoard:
+        def clock() -> float:
+            return time.monotonic() + rank * hours
+
+        host = "here" if rank == 0 else "there"
+        return StoreBoard(server.clone(), rank=rank, world=WORLD, clock=clock, host=host)
+
+    yield [board(rank) for rank in range(WORLD)]
+
+
+@pytest.fixture(params=[shared, over_a_store])
+def boards(request: pytest.FixtureRequest) -> Iterator[list[Board]]:
+    made = request.param()
+    boards: list[Board] = next(made)
+    yield boards
+    for board in reversed(boards):
+        board.close()
+
+
+def until(true: object) -> None:
+    """Until the function says yes: a store needs a moment."""
+    assert callable(true)
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_everybody_sees_what_a_rank_does(boards: list[Board]) -> None:
+    record, first, second = boards[1].record, ticket(8), ticket(9, "prefill", 0)
+    record.computing(first)
+    record.posted(first)
+    record.settled(first)
+    record.computing(second)
+    record.posted(second)
+    record.waiting(f"rank 1: {second}")
+    record.beat("spin (test.py:3)", 2)
+    for board in boards:
+        until(lambda board=board: board.statuses()[1].activity is Activity.WAITING)
+        seen = board.statuses()[1]
+        assert seen.where == f"rank 1: {second}"
+        assert [str(mark) for mark in seen.tickets] == [str(first), str(second)]
+        assert [mark.reached for mark in seen.tickets] == ["settled", "posted"]
+        assert (seen.pid, seen.place, seen.places) == (os.getpid(), "spin (test.py:3)", 2)
+    ages = [board.statuses()[1] for board in boards[:1]]
+    assert all(abs(time.monotonic() - status.since) < 5 for status in ages)
+    record.going_on()
+    until(lambda: boards[0].statuses()[1].activity is Activity.HOST)
+
+
+def test_the_state_of_a_process_is_seen_from_its_own_host_and_told_to_others(
+    boards: list[Board],
+) -> None:
+    for board in boards:
+        until(lambda board=board: board.statuses()[2].process is ProcessState.RUNNING)
+    assert boards[1].process(2) == os.getpid()
+    assert boards[0].lost() == []
+
+
+def test_the_first_verdict_is_everybodys(boards: list[Board]) -> None:
+    assert not any(board.is_poisoned() for board in boards)
+    assert boards[1].verdict() is None
+    heard: list[bytes] = []
+    writers = [
+        threading.Thread(target=lambda b=board: heard.append(b.set_verdict(b"by %d" % b.rank)))
+        for board in boards
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(set(heard)) == 1
+    for board in boards:
+        until(board.is_poisoned)
+        assert board.verdict() == heard[0]
+
+
+def test_an_outstanding_ticket_is_kept_however_many_others_pass() -> None:
+    memory = memoryview(bytearray(RECORD_BYTES))
+    record = RankRecord(memory)
+    waits = ticket(0, "prefill", 0)
+    record.computing(waits)
+    record.posted(waits)
+    for seq in range(1, 500):
+        record.computing(ticket(seq))
+        record.posted(ticket(seq))
+        record.settled(ticket(seq))
+    marks = read_record(memory, 0).tickets
+    assert str(marks[0]) == str(waits)
+    assert marks[0].reached == "posted"
+    assert [mark.seq for mark in marks[1:]] == list(range(484, 500))
+
+
+WRITER = """
+import sys
+from interlace.comm.path import Op, Ticket
+from interlace.comm.rank_record import RECORD_BYTES, RankRecord
+from interlace.comm.shared_memory import SharedMemory
+
+record = RankRecord(SharedMemory.open(sys.argv[1], RECORD_BYTES).buffer)
+print("writing", flush=True)
+for seq in range(10**9):
+    op = Op(kind="Exchange", role="ep", stage=f"{seq}.dispatch")
+    now = Ticket(epoch=seq, step=seq, seq=seq, path="decode", path_seq=seq, comm_seq=seq, slot=0,
+                 op=op, version=0, rows=1)
+    record.computing(now)
+    if seq % 50 == 0:
+        record.waiting(f"{seq} " * 40)
+    elif seq % 50 == 25:
+        record.going_on()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_what_is_read_while_another_process_writes_is_whole() -> None:
+    memory = SharedMemory.create(RECORD_BYTES)
+    command = [sys.executable, "-c", WRITER, memory.name]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+        seen: dict[float, RankStatus] = {}
+        while len(seen) < 20:
+            status = read_record(memory.buffer, 0)
+            seen[status.since] = status
+    finally:
+        writer.kill()
+        writer.communicate()
+    for status in seen.values():
+        for mark in status.tickets:
+            assert mark.epoch == mark.step == mark.seq == mark.comm_seq
+            assert mark.stage == f"{mark.seq}.dispatch"
+        assert len(set(status.where.split())) <= 1
+    memory.close()
+
+
+def test_bytes_nobody_wrote_are_a_rank_nobody_has_heard_of() -> None:
+    assert read_record(bytes(RECORD_BYTES), 4).activity is Activity.ABSENT
