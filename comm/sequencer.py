@@ -81,7 +81,7 @@ class Sequencer:
         self.journal = journal
         self.keys = tuple(sorted((path.name, role) for path in paths for role in path.groups))
         self.waited_s = 0.0
-        self._around, self._clock = around, clock
+        self.around, self._clock = around, clock
         self._progress = progress or NoProgress()
         self._prechecks, self._posts, self._meeting = prechecks, posts, meeting
         self._plan_hash, self._last_seq = 0, -1
@@ -172,7 +172,7 @@ class Sequencer:
             began_at = self._clock()
             name = names[answer.index]
             self._settled(name)
-            with self._around(name):
+            with self.around(name):
                 self._ahead[name] = self._advance(name, answer.value)
             computed_s += self._clock() - began_at
 
@@ -216,7 +216,7 @@ class Sequencer:
             await self._compare(self._prechecks[key], ticket)
         value = await self.settle(ticket.path)
         self._progress.computing(ticket)
-        with self._around(ticket.path):
+        with self.around(ticket.path):
             computed = self._ahead.pop(ticket.path, None) or self._advance(ticket.path, value)
             request = self._match(ticket, computed.request)
             communicator = self.communicators[key]
@@ -278,7 +278,7 @@ class Sequencer:
         value = await self.settle(path)
         computed = self._ahead.pop(path, None)
         if computed is None:
-            with self._around(path):
+            with self.around(path):
                 computed = self._advance(path, value)
         del self._running[path]
         if computed.request is not None:

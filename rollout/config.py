@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from interlace.comm.plan import Policy
 from interlace.comm.unsafe import Arm, Level
 from interlace.rollout.tasks import PROMPT_ENV, Task, tasks_from
 
@@ -176,6 +177,12 @@ class Launch(Section):
         "order, with so many slots; 0 is off.",
     )
 
+    check_each_op: bool = Field(
+        default=False,
+        description="Before every collective its members compare what each is about to post. For "
+        "debugging: it is slow, and it can hide what it looks for.",
+    )
+
     @model_validator(mode="after")
     def _devices_are_emulated_on_cpu(self) -> Launch:
         if self.serial_device_slots and self.backend == "nccl":
@@ -220,6 +227,23 @@ class SchedulerSection(Section):
     )
     park_ms: int = Field(
         default=5, ge=0, description="Longest sleep of a step in which no rank has work."
+    )
+
+
+class Order(Section):
+    """How mode multiplexed orders a step in which prefill and decode both run."""
+
+    policy: Policy = Field(
+        default="plan",
+        description="plan: decode's collectives evenly among prefill's boundaries, one exchange a "
+        "step; turnstile: all of decode's, a meeting of all ranks, one boundary of prefill; "
+        "global_enqueue: a whole prefill, then decode. To compare with; plan is ours.",
+    )
+    layers_per_boundary: int = Field(
+        default=0,
+        ge=0,
+        description="Prefill lets decode pass behind so many whole layers; 0: behind every "
+        "collective.",
     )
 
 
@@ -450,6 +474,9 @@ class RolloutConfig(Section):
     scheduler: SchedulerSection = Field(
         default=SchedulerSection(), description="How a rank divides its steps and memory."
     )
+    order: Order = Field(
+        default=Order(), description="How a step is ordered, in comparisons of orders."
+    )
     sampling: Sampling = Field(default=Sampling(), description="How tokens are drawn.")
     environments: Environments = Field(
         default=Environments(), description="The processes environments live in."
@@ -475,6 +502,12 @@ class RolloutConfig(Section):
         if value == "fast":
             raise ValueError("'fast' is not built yet; use 'exact'")
         return value
+
+    @model_validator(mode="after")
+    def _only_multiplexed_is_ordered(self) -> RolloutConfig:
+        if self.mode != "multiplexed" and self.order != Order():
+            raise ValueError(f"order is of mode multiplexed, and the mode is {self.mode}: leave it")
+        return self
 
     @model_validator(mode="after")
     def _unsafe_arms_can_bite(self) -> RolloutConfig:

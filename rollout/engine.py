@@ -115,7 +115,8 @@ class Engine:
         }
         outputs = await self._sequencer.walk(plan, started)
         for name in plan.finish:
-            self.part.complete(name, outputs[name], plan.version)
+            with self._sequencer.around(name):  # outputs may still be computed on its stream
+                self.part.complete(name, outputs[name], plan.version)
         if plan.update and self._updates is not None:
             self._weights = self._updates.install(plan.update)
         self.state = plan.after

@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 import torch
 from tokenizers import Tokenizer
 
+from interlace.comm.communicator import Communicator
 from interlace.comm.journal import Journal
 from interlace.comm.path import Path
 from interlace.comm.plan import PlanConfig
@@ -114,6 +115,8 @@ def compose(
         clock=transport.clock,
         journal=Journal(),
         posts=transport.posts,
+        prechecks=_prechecks(config, paths, transport),
+        meeting=_meeting(config, transport),
     )
     with transport.around(paths[0].name):
         exact = exactness(model, weights, placement=placement, ep_rank=rank).exact
@@ -130,6 +133,8 @@ def compose(
             start_tokens=config.scheduler.start_tokens,
             start_steps=config.scheduler.start_steps,
             park_ms=config.scheduler.park_ms,
+            policy=config.order.policy,
+            layers_per_boundary=config.order.layers_per_boundary,
         ),
         sequencer=sequencer,
         control=transport.control(config.launch.exchange_timeout_s),
@@ -153,6 +158,28 @@ def compose(
         transport_why=transport.carrier.why,
     )
     return Rank(engine=engine, ready=ready)
+
+
+def _prechecks(
+    config: RolloutConfig, paths: Sequence[Path], transport: Transport
+) -> dict[tuple[str, str], Communicator] | None:
+    if not config.launch.check_each_op:
+        return None
+    timeout_s = config.launch.ticket_timeout_s
+    return {
+        (path.name, role): transport.group_control(
+            partition, timeout_s, f"before {path.name}/{role}"
+        )
+        for path in paths
+        for role, partition in sorted(path.groups.items())
+    }
+
+
+def _meeting(config: RolloutConfig, transport: Transport) -> Communicator | None:
+    if config.order.policy != "turnstile":
+        return None
+    everybody = (tuple(range(config.layout.world)),)
+    return transport.group_control(everybody, config.launch.exchange_timeout_s, "meeting")
 
 
 def blocks_for(config: RolloutConfig, folder: FilePath, device: torch.device) -> int:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from interlace.comm.communicator import Communicator
-from interlace.comm.post_order import PostOrder
 from interlace.comm.testing import LocalWorld
 from interlace.comm.waiter import SleepWaiter, Waiter
 from interlace.envs.variables import present
@@ -37,15 +36,15 @@ class LocalTransport:
     def __init__(self, world: LocalWorld, rank: int, killed: threading.Event) -> None:
         self.rank = rank
         self.waiter: Waiter = SleepWaiter()
-        self.posts: PostOrder | None = None
+        self.posts = None
         self._world, self._killed = world, killed
 
     def control(self, timeout_s: float) -> Communicator:
         return self._world.communicator("control", range(self._world.size), self.rank)
 
-    def group_control(self, groups: Groups, timeout_s: float) -> Communicator:
+    def group_control(self, groups: Groups, timeout_s: float, name: str = "group") -> Communicator:
         mine = next(group for group in groups if self.rank in group)
-        return self._world.communicator("group control", mine, self.rank)
+        return self._world.communicator(("control", name), mine, self.rank)
 
     def communicator(
         self, path: str, role: str, groups: Groups, num_bytes: int = AMPLE

@@ -92,9 +92,9 @@ class ProcessTransport:
             return self._windows.control(timeout_s)
         return ControlCommunicator(self._control_group, timeout_s=timeout_s)
 
-    def group_control(self, groups: Groups, timeout_s: float) -> Communicator:
+    def group_control(self, groups: Groups, timeout_s: float, name: str = "group") -> Communicator:
         if self._windows is not None:
-            return self._windows.group_control(groups, timeout_s)
+            return self._windows.group_control(groups, timeout_s, name)
         group = self._own_group(groups, "gloo")
         return ControlCommunicator(group, timeout_s=timeout_s)
 

@@ -46,8 +46,9 @@ class Transport(Protocol):
         """The group of all ranks on which proposals are exchanged, and nothing else."""
         ...
 
-    def group_control(self, groups: Groups, timeout_s: float) -> Communicator:
-        """The control communicator of this rank's own group of a partition of all ranks."""
+    def group_control(self, groups: Groups, timeout_s: float, name: str = "group") -> Communicator:
+        """A communicator of byte strings over this rank's own group of a partition of all ranks;
+        another one for each `name`."""
         ...
 
     def communicator(

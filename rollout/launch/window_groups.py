@@ -50,8 +50,8 @@ class WindowGroups:
             self._control = self._channel("control", "control", everybody, CONTROL_BYTES, None)
         return ByteCommunicator(self._control, timeout_s=timeout_s)
 
-    def group_control(self, groups: Groups, timeout_s: float) -> Communicator:
-        channel = self._channel("group", "control", groups, CONTROL_BYTES, None)
+    def group_control(self, groups: Groups, timeout_s: float, name: str) -> Communicator:
+        channel = self._channel(name, "control", groups, CONTROL_BYTES, None)
         return ByteCommunicator(channel, timeout_s=timeout_s)
 
     def communicator(

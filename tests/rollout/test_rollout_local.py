@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from interlace.moe.model import ForwardOutput
 from interlace.rollout import EndReason, Rollout, RolloutConfig, Source, Task, load_config
 from interlace.rollout.digest import digest
 from interlace.rollout.figures import Figures, figures
+from interlace.rollout.group import Leader
+from interlace.rollout.launch.local import LocalTransport
 from interlace.rollout.rewards import RewardError
 from interlace.rollout.trajectory import Trajectory
 
@@ -69,6 +73,65 @@ def test_the_same_digest_with_heads_split_over_ranks(
     )
     assert digest(trajectories) == reference
     assert set(measured.idle_share) == set(range(world))
+
+
+ORDERS = [
+    ("plan", 1),
+    ("plan", 2),
+    ("turnstile", 0),
+    ("turnstile", 1),
+    ("global_enqueue", 0),
+]
+
+
+@pytest.mark.parametrize(("policy", "layers"), ORDERS)
+def test_the_same_digest_in_every_order_of_a_step(
+    policy: str, layers: int, reference: str
+) -> None:
+    trajectories, measured = played(
+        f"order.policy={policy}",
+        f"order.layers_per_boundary={layers}",
+        "scheduler.chunk_tokens=16",
+        "launch.serial_device_slots=1",
+    )
+    assert digest(trajectories) == reference
+    assert measured.coexisting_steps_share > 0.3
+    if policy != "plan":
+        assert measured.alternations_per_step <= 1
+
+
+def test_the_same_digest_where_every_collective_is_compared_first(reference: str) -> None:
+    trajectories, _ = played(
+        "launch.check_each_op=true", "layout.world=4", "layout.tp=2", "launch.interleaving_seed=3"
+    )
+    assert digest(trajectories) == reference
+
+
+def test_outputs_are_taken_on_the_stream_they_were_computed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inside: list[str] = []
+    seen: list[tuple[str, tuple[str, ...]]] = []
+    real_around, real_complete = LocalTransport.around, Leader.complete
+
+    @contextmanager
+    def around(self: LocalTransport, path: str) -> Iterator[None]:
+        with real_around(self, path):
+            inside.append(path)
+            try:
+                yield
+            finally:
+                inside.pop()
+
+    def complete(self: Leader, path: str, output: ForwardOutput, version: int) -> None:
+        seen.append((path, tuple(inside)))
+        real_complete(self, path, output, version)
+
+    monkeypatch.setattr(LocalTransport, "around", around)
+    monkeypatch.setattr(Leader, "complete", complete)
+    played("layout.world=1")
+    assert {path for path, _ in seen} == {"decode", "prefill"}
+    assert all(within == (path,) for path, within in seen)
 
 
 def test_a_job_four_times_the_pool_finishes_with_the_same_digest() -> None:
