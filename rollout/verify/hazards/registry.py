@@ -12,6 +12,7 @@ from . import (
     participation,
     pauses,
     shared_state,
+    slow_rank,
     starvation,
     streams,
     threads,
@@ -37,6 +38,7 @@ _MODULES = (
     updates,
     pauses,
     starvation,
+    slow_rank,
 )
 
 HAZARDS: tuple[Hazard, ...] = tuple(
