@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday test-hosts bench bench-window layouts test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday test-hosts bench bench-window layouts swaps test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp
@@ -49,6 +49,9 @@ bench-window: $(READY)  ## small messages between two processes: the window agai
 
 layouts: $(READY)  ## every architecture in every layout and mode: digests and errors, one table
 	$(BIN)/python experiments/layouts.py --out out/layouts
+
+swaps: $(READY)  ## 1,000 order swaps below the sequencer, over four real ranks
+	$(BIN)/python -m interlace.rollout.verify.swaps --count 1000
 
 test-gpu: $(READY)  ## the distributed tests over NCCL, one process a GPU
 	$(BIN)/torchrun --nproc-per-node $${GPUS:-2} -m pytest tests/distributed --backend nccl

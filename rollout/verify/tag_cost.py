@@ -27,6 +27,7 @@ from interlace.comm.driver import run_blocking
 from interlace.comm.journal import Journal
 from interlace.comm.path import Path, Ticket
 from interlace.comm.plan import PlanConfig, PlanState, StepPlan, plan
+from interlace.comm.post_order import PostOrder
 from interlace.comm.proposal import Proposal
 from interlace.comm.sequencer import Sequencer, record_program
 from interlace.comm.windows import native
@@ -94,7 +95,12 @@ class _Alone:
 
     timeout_s = 1.0
 
+    def __init__(self, path: str, role: str, posts: PostOrder | None) -> None:
+        self._path, self._role, self._posts = path, role, posts
+
     def post(self, request: Collective, ticket: Ticket | None) -> Collective:
+        if ticket is not None and self._posts is not None:
+            self._posts.admit(self._path, self._role, request, ticket)
         return request
 
     def poll(self, handle: Collective) -> bool:
@@ -191,13 +197,15 @@ def _sequencer(kind: type[Sequencer], path: Path) -> Sequencer:
     def around(name: str) -> AbstractContextManager[None]:
         return torch.inference_mode()
 
+    posts = None if kind is _Unverified else PostOrder(0)
     return kind(
         rank=0,
         paths=(path,),
-        communicators={(path.name, role): _Alone() for role in path.groups},
+        communicators={(path.name, role): _Alone(path.name, role, posts) for role in path.groups},
         around=around,
         clock=itertools.count().__next__,
         journal=Journal(),
+        posts=posts,
     )
 
 

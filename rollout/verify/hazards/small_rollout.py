@@ -116,6 +116,7 @@ def compose_small(
     sequencer: type[Sequencer] = Sequencer,
     progress: Progress | None = None,
     epoch: int = 0,
+    timeout_s: float = 5.0,
 ) -> SmallRank:
     """A rank from parts that are shipped, but for its model. `script` is its leader's; the
     programs of its paths are those of the model `healthy`."""
@@ -160,11 +161,11 @@ def compose_small(
         rank=rank,
         config=PlanConfig(paths=paths, mode=size.mode, park_ms=1),
         sequencer=walker,
-        control=transport.control(5.0),
+        control=transport.control(timeout_s),
         model=cast(Model, small),
         weights=cast(Any, None),
         contexts=cast(Any, {name: name for name in works}),
-        part=_part(transport, size, {path.name: path for path in paths}, script, keep),
+        part=_part(transport, size, {path.name: path for path in paths}, script, keep, timeout_s),
         chunk_tokens=size.chunk_tokens,
         clock=transport.clock,
         epoch=epoch,
@@ -178,10 +179,11 @@ def _part(
     paths: Mapping[str, Path],
     script: Sequence[tuple[int, Command]],
     emit: Callable[[Event], None],
+    timeout_s: float,
 ) -> Part:
     group_control = None
     if size.tp > 1:
-        group_control = transport.group_control(size.tp_groups, 5.0)
+        group_control = transport.group_control(size.tp_groups, timeout_s)
         if transport.rank % size.tp:
             return Follower(group_control)
     scheduler = Scheduler(

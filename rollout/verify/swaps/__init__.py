@@ -1,0 +1,1 @@
+"""Order swaps injected below the sequencer's checks, over real processes."""
