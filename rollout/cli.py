@@ -28,6 +28,7 @@ from interlace.rollout.commands.job import (
 )
 from interlace.rollout.commands.show import show
 from interlace.rollout.commands.unsafe import UnsafeWatch
+from interlace.rollout.commands.verify import verify
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.config_file import preset_names
 from interlace.rollout.launch.across_hosts import run_across_hosts
@@ -52,6 +53,7 @@ app.command()(init)
 app.command()(show)
 app.command("eval")(evaluation)
 app.command()(doctor)
+app.command()(verify)
 
 
 @app.command()
