@@ -28,17 +28,18 @@ ENVIRONMENT = {
 @pytest.mark.parametrize(
     ("transport", "num_ranks", "tests"),
     [
-        ("window", 2, "tests/distributed"),
-        ("window", 4, "tests/distributed/test_rollout.py"),
-        ("gloo", 2, "tests/distributed"),
+        ("window", 2, ""),
+        ("window", 4, "test_rollout.py"),
+        ("gloo", 2, "test_torch_communicator.py test_rollout.py"),
     ],
 )
 def test_the_distributed_tests_pass(transport: str, num_ranks: int, tests: str) -> None:
     if transport == "window" and native() is None:
         pytest.skip("the window was built without a compiler")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(num_ranks), "-m", "pytest", tests, "--backend", "gloo"]
-    command += ["--transport", transport, "-p", "no:cacheprovider"]
+    command += ["--nproc-per-node", str(num_ranks), "-m", "pytest"]
+    command += [f"tests/distributed/{name}" for name in tests.split(" ")]
+    command += ["--backend", "gloo", "--transport", transport, "-p", "no:cacheprovider"]
     run = subprocess.run(
         command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=170, check=False
     )
