@@ -18,8 +18,8 @@ from .window_layout import DOORBELL_BYTES, window_bytes
 Tell = Callable[[str], list[str]]
 """A collective of all ranks: everybody's text, in rank order."""
 
-SPIN_NS = 20_000
-"""How long a wait looks for a message before it sleeps: about two system calls and a wake-up."""
+SPIN_NS = 50_000
+"""How long a wait looks for a message before it sleeps: what falling asleep and waking up cost."""
 
 
 class Unshared(Exception):

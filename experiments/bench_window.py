@@ -1,9 +1,10 @@
 """How much faster are small messages between ranks of one host over the window than over gloo?
 
-Both arms in one run of two processes, in turn, many short rounds; medians, so that what else the
-machine does shows in the quartiles and not in the result. Two levels: the bare call (the C++
-window against an asynchronous collective of torch.distributed, on raw bytes), and the whole
-communicator as a rank uses it, from the post to the result under the blocking driver.
+Both arms in one run of two processes, each on a core of its own, in turn, many short rounds;
+medians, so that what else the machine does shows in the quartiles and not in the result. Two
+levels: the bare call (the C++ window against an asynchronous collective of torch.distributed, on
+raw bytes), and the whole communicator as a rank uses it, from the post to the result under the
+blocking driver.
 
 Expect a tenth of gloo's time or less at up to 16 KB at both levels, on two cores that are free.
 The physical limit, printed beside, is a copy in and a copy out on one core.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -88,6 +90,8 @@ class Rank:
             ),
         }
         self.posted = 0
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
     def tell(self, text: str) -> list[str]:
         everybody: list[Any] = ["", ""]
