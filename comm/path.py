@@ -33,7 +33,7 @@ class Path:
     whole: bool
     """The whole program runs inside one step; otherwise it may span several."""
     work: tuple[str, ...]
-    """Kinds of rows: decode, prefill."""
+    """Kinds of rows: decode, prefill; or transfer, of KV blocks between ranks."""
 
     @property
     def members(self) -> tuple[int, ...]:

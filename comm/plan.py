@@ -6,14 +6,16 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Literal
 
 from .path import Op, Path, Ticket
 from .proposal import Proposal
 
-Mode = Literal["serial", "chunked", "whole_forward", "multiplexed"]
+Mode = Literal["serial", "chunked", "whole_forward", "multiplexed", "disaggregated"]
 Policy = Literal["plan", "turnstile", "global_enqueue"]
+
+_SPREADING = ("multiplexed", "disaggregated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,9 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
     tickets while anybody decodes, and at least one prefill boundary is issued per step. In
     `whole_forward` a step issues all of decode's tickets, then all of prefill's. In `serial` decode
     waits while a prefill runs or could start. `chunked` needs no rule: its one path does both.
+    `disaggregated` spreads as `multiplexed` does, over paths of different ranks; a transfer between
+    them begins and ends in the step in which any leader has something to send, and its tickets come
+    first, by turns with those of the others.
 
     Once every rank holds a newer weight version, the step ends all prefill in flight and begins
     none that would outlast it; the version changes between this step and the next.
@@ -117,7 +122,7 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
             start.append(path.name)
             position[path.name] = 0
         size = len(path.program)
-        split = not (path.whole or update) and config.mode == "multiplexed" and decoding > 0
+        split = not (path.whole or update) and config.mode in _SPREADING and decoding > 0
         num = size - position[path.name]
         if split and config.policy != "global_enqueue":
             num = sum(_boundaries(path, position[path.name], config))
@@ -172,7 +177,11 @@ def _wanted(leaders: Sequence[Proposal], decoding: int, config: PlanConfig) -> d
     waiting = max(p.waiting_tokens for p in leaders)
     waited = max(p.waiting_steps for p in leaders)
     ripe = waiting >= config.start_tokens or waited >= config.start_steps
-    return {"decode": decoding > 0, "prefill": waiting > 0 and ripe}
+    return {
+        "decode": decoding > 0,
+        "prefill": waiting > 0 and ripe,
+        "transfer": any(p.transfer_rows > 0 for p in leaders),
+    }
 
 
 def _tickets(
@@ -201,7 +210,7 @@ def _tickets(
                 slot=nth % config.slots,
                 op=op,
                 version=state.version,
-                rows=decoding if path.whole else 0,
+                rows=decoding if "decode" in path.work else 0,
             )
         )
         cursor[name] += 1
@@ -243,6 +252,11 @@ def _order(
     config: PlanConfig,
 ) -> list[str]:
     """Whose ticket is next, throughout the step."""
+    first = {path.name for path in config.paths if path.work == ("transfer",)}
+    if any(name in first for name, _ in counts):
+        rest = [count for count in counts if count[0] not in first]
+        ahead = _in_turn([count for count in counts if count[0] in first])
+        return _by_turns(ahead, _order(state, start, rest, config))
     if config.mode == "whole_forward" or config.policy == "turnstile":
         return _in_turn(counts)
     if config.policy == "global_enqueue":
@@ -271,6 +285,12 @@ def _lumps(path: Path, position: int, num: int, config: PlanConfig) -> list[int]
 
 def _in_turn(counts: Sequence[tuple[str, int]]) -> list[str]:
     return [name for name, num in counts for _ in range(num)]
+
+
+def _by_turns(one: Sequence[str], other: Sequence[str]) -> list[str]:
+    """Each name of the first in front of one of the second, as long as there are any."""
+    pairs = zip_longest(one, other[: len(one)])
+    return [name for pair in pairs for name in pair if name is not None] + [*other[len(one) :]]
 
 
 def interleave(counts: Sequence[tuple[str, int]]) -> list[str]:

@@ -25,6 +25,8 @@ class Proposal:
     """Steps for which some prompt tokens have been waiting."""
     live_rows: int = 0
     """Rows of the in-flight prefill whose sequence is still wanted."""
+    transfer_rows: int = 0
+    """KV blocks and messages that may be ready to leave for ranks with other paths."""
     idle: bool = True
     """Nothing queued, running or provisional."""
     stop: bool = False
@@ -35,7 +37,7 @@ class Proposal:
     """Rolling crc32 per (path, role), then of all plans walked so far."""
 
     def pack(self) -> bytes:
-        """Fixed-size bytes: 47, and 4 for each hash."""
+        """Fixed-size bytes: 55, and 4 for each hash."""
         head = _HEAD.pack(*_VALUES(self))
         return head + struct.pack(f"<{len(self.hashes)}I", *self.hashes)
 
@@ -47,6 +49,6 @@ class Proposal:
         return cls(**dict(zip(_NAMES, head, strict=True)), hashes=hashes)
 
 
-_HEAD = struct.Struct("<i?qqqq??q")
+_HEAD = struct.Struct("<i?qqqqq??q")
 _NAMES = tuple(field.name for field in fields(Proposal) if field.name != "hashes")
 _VALUES = attrgetter(*_NAMES)

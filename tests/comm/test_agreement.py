@@ -56,4 +56,4 @@ def test_every_rank_leaves_the_exchange_with_the_same_plan_and_knows_its_bytes()
     zero, one, two = world.run([rank(number) for number in range(3)])
     assert zero == one == two
     assert zero.plan.decoding == 2
-    assert zero.num_bytes == 47 + 4 * 3
+    assert zero.num_bytes == 55 + 4 * 3

@@ -33,6 +33,7 @@ proposals = st.builds(
     waiting_tokens=st.sampled_from([0, 1, 2, 9]),
     waiting_steps=st.integers(0, 5),
     live_rows=st.sampled_from([0, 3, 3, 3]),
+    transfer_rows=st.sampled_from([0, 0, 2]),
     idle=st.booleans(),
     stop=st.booleans(),
 )
@@ -382,3 +383,67 @@ def test_a_global_enqueue_lets_a_whole_prefill_go_first(
         assert names == sorted(names, reverse=True)
         assert made.after.position == ()
         assert made.meet_at == 0
+
+
+TRANSFER = "transfer"
+
+
+@st.composite
+def apart(draw: st.DrawFn) -> PlanConfig:
+    """Prefill and decode on different ranks, with a transfer between them."""
+    config = draw(configs("disaggregated"))
+    decode, prefill = config.paths
+    transfer = Path(
+        name=TRANSFER,
+        groups={"all": ((0, 1, 2, 3),)},
+        program=tuple(Op(kind="Exchange", role="all", stage=f"{nth}") for nth in range(3)),
+        whole=True,
+        work=(TRANSFER,),
+    )
+    decode = replace(decode, groups={role: groups[-1:] for role, groups in ROLES.items()})
+    prefill = replace(prefill, groups={"ep": ((0, 1),), "tp": ((0, 1),)})
+    return replace(config, paths=(transfer, decode, prefill))
+
+
+@given(steps, apart())
+def test_a_transfer_is_whole_in_the_step_in_which_a_leader_has_something_to_send(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    for _, made in fold(steps, config):
+        wanted = any(p.transfer_rows for p in steps[made.step])
+        assert (TRANSFER in made.start) == (TRANSFER in made.finish) == wanted
+        assert made.count(TRANSFER) == 3 * wanted
+        assert TRANSFER not in dict(made.after.position)
+        assert {ticket.rows for ticket in made.tickets if ticket.path == TRANSFER} <= {0}
+
+
+@given(steps, apart())
+def test_a_transfer_goes_first_by_turns_and_the_others_are_ordered_as_if_multiplexed(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    alone = replace(config, paths=config.paths[1:], mode="multiplexed")
+    for (_, made), (_, without) in zip(fold(steps, config), fold(steps, alone), strict=True):
+        names = [ticket.path for ticket in made.tickets]
+        others = [name for name in names if name != TRANSFER]
+        assert others == [ticket.path for ticket in without.tickets]
+        places = [at for at, name in enumerate(names) if name == TRANSFER]
+        assert places in ([], [nth + min(nth, len(others)) for nth in range(3)])
+        assert made.drop == without.drop
+        assert made.stop == (without.stop and not places)
+
+
+@given(steps, apart())
+def test_bounded_bypass_holds_where_prefill_is_on_other_ranks(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    quota = math.ceil(len(config.paths[2].program) / config.chunk_steps)
+    between = {PREFILL: 0, TRANSFER: 0}
+    for _, made in fold(steps, config):
+        assert made.count(DECODE) == (len(config.paths[1].program) if made.decoding else 0)
+        for ticket in made.tickets:
+            if ticket.path == DECODE or not made.decoding:
+                between = dict.fromkeys(between, 0)
+            else:
+                between[ticket.path] += 1
+                assert between[PREFILL] <= quota
+                assert between[TRANSFER] <= 3

@@ -17,6 +17,7 @@ count = st.integers(0, 2**63 - 1)
         waiting_tokens=count,
         waiting_steps=count,
         live_rows=count,
+        transfer_rows=count,
         idle=st.booleans(),
         stop=st.booleans(),
         hashes=st.lists(st.integers(0, 2**32 - 1), max_size=9).map(tuple),
@@ -24,7 +25,7 @@ count = st.integers(0, 2**63 - 1)
 )
 def test_a_proposal_survives_the_wire_in_the_documented_size(proposal: Proposal) -> None:
     data = proposal.pack()
-    assert len(data) == 47 + 4 * len(proposal.hashes)
+    assert len(data) == 55 + 4 * len(proposal.hashes)
     assert Proposal.unpack(data) == proposal
 
 
@@ -36,9 +37,10 @@ def test_every_field_is_packed_in_its_own_place() -> None:
         waiting_tokens=3,
         waiting_steps=4,
         live_rows=5,
+        transfer_rows=9,
         idle=False,
         stop=True,
         update=8,
         hashes=(6, 7),
     ).pack()
-    assert struct.unpack("<i?qqqq??q2I", data) == (1, True, 2, 3, 4, 5, False, True, 8, 6, 7)
+    assert struct.unpack("<i?qqqqq??q2I", data) == (1, True, 2, 3, 4, 5, 9, False, True, 8, 6, 7)
