@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from tests.comm.test_processes import ENVIRONMENT
 
+from interlace.comm.windows import native
 from interlace.rollout.verify.swaps.injection import Injection
 from interlace.rollout.verify.swaps.rank import ARMS, Ended
 from interlace.rollout.verify.swaps.report import outcome, wrongs
@@ -18,6 +19,7 @@ from interlace.rollout.verify.swaps.run import Run
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(150)
+@pytest.mark.skipif(native() is None, reason="the window was built without a compiler")
 def test_fifty_swaps_are_named_on_every_rank_and_the_controls_go_as_they_should() -> None:
     # A program of its own: it forks, which a process with threads should not.
     command = [sys.executable, "-m", "interlace.rollout.verify.swaps", "--count", "50"]

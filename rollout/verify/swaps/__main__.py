@@ -21,9 +21,10 @@ _MOST_OVER_GLOO = 40
 _CONTROLS = {
     "no witness, window": 4,
     "no witness, gloo": 2,
-    "no witness, serial device": 2,
+    "no witness, serial device": 1,
     "no witness, mixed up, window": 4,
     "in the sequencer, gloo": 2,
+    "in the sequencer, serial device": 1,
     "in the sequencer, hashes per communicator, gloo": 2,
     "in the sequencer, hashes per communicator, window": 2,
 }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, HashStore
+from torch._C._distributed_c10d import FileStore, Store
 
 from interlace.comm.board import SharedBoard, board_bytes
 from interlace.comm.communicator import Communicator
@@ -69,7 +69,7 @@ ARMS = {
             carrier="window",
             witness=False,
             device_slots=1,
-            timeout_s=1.0,
+            timeout_s=2.0,
         ),
         Arm(
             name="no witness, mixed up, window",
@@ -79,6 +79,13 @@ ARMS = {
             timeout_s=1.0,
         ),
         Arm(name="in the sequencer, gloo", carrier="gloo", kinds=("in the sequencer",)),
+        Arm(
+            name="in the sequencer, serial device",
+            carrier="window",
+            kinds=("in the sequencer",),
+            device_slots=1,
+            timeout_s=2.0,
+        ),
         Arm(
             name="in the sequencer, hashes per communicator, gloo",
             carrier="gloo",
@@ -131,15 +138,15 @@ class SwappingTransport(ProcessTransport):
 def _admit_anything(*post: object) -> None: ...
 
 
-def join(rank: int, folder: str) -> None:
-    """Make the default process group, which outlives all epochs."""
+def join(rank: int, folder: str) -> Store:
+    """Make the default process group, which outlives all epochs, over the store returned."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=FileStore(f"{folder}/store", WORLD), rank=rank, world_size=WORLD
-    )
+    store = FileStore(f"{folder}/store", WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    return store
 
 
-def run_once(rank: int, arm: Arm, seed: int, epoch: int) -> Ended:
+def run_once(rank: int, store: Store, arm: Arm, seed: int, epoch: int) -> Ended:
     """One run of a small rollout with an injection into it, over communicators of its own."""
     injection = Injection.draw(seed, epoch, WORLD, arm.kinds)
     injector = Injector(injection if rank == injection.rank else None)
@@ -155,7 +162,6 @@ def run_once(rank: int, arm: Arm, seed: int, epoch: int) -> Ended:
     board = _board(rank)
     error, verdict, step = "", "", 0
     watchdog = Watchdog(board, report=lambda failure: None, exit_after_s=None)
-    store = HashStore()  # not used: the default group is there
     model = SmallModel if injection.one_strategy else TwoStrategies
     try:
         with (

@@ -69,6 +69,7 @@ _EXPECTED = {
     "no witness, gloo": "unseen",
     "no witness, serial device": "hang",
     "in the sequencer, gloo": "divergence detected",
+    "in the sequencer, serial device": "hang",
     "in the sequencer, hashes per communicator, gloo": "unseen",
     "in the sequencer, hashes per communicator, window": "divergence detected",
 }
@@ -86,6 +87,13 @@ def wrongs(runs: Sequence[Run]) -> list[str]:
             found.append(f"epoch {run.ends[0].epoch} {run.arm.name}: {what}: {errors}")
         elif expected == _NAMED:
             found += faults(run)
+        elif run.arm.name == "in the sequencer, serial device":
+            called = f"rank {run.ends[0].injection['rank']} is DIVERGED"
+            found += [
+                f"rank {end.rank} does not say that {called}: {end.verdict}"
+                for end in run.ends
+                if called not in end.verdict
+            ]
     return found
 
 

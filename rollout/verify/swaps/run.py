@@ -53,9 +53,9 @@ def _fork(rank: int, folder: str, order: Sequence[str], seed: int) -> int:
         errors = os.open(f"{folder}/{rank}.stderr", os.O_WRONLY | os.O_CREAT)
         os.dup2(errors, 2)
         with open(f"{folder}/{rank}.ends", "w") as file:
-            join(rank, folder)
+            store = join(rank, folder)
             for epoch, name in enumerate(order):
-                ended = run_once(rank, ARMS[name], seed, epoch)
+                ended = run_once(rank, store, ARMS[name], seed, epoch)
                 print(json.dumps(dataclasses.asdict(ended)), file=file, flush=True)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
