@@ -94,7 +94,7 @@ def no_vain_prefill(run: Simulation) -> None:
     """A prefill is dropped because turns were aborted, once for each at most: who waits behind
     an aborted turn does not wait for it for ever."""
     drops = [plan.step for plan in run.book.plans[0] if plan.drop]
-    aborted = {trajectory for _, _, trajectory in run.scenario.aborts}
+    aborted = run.aborted
     if len(drops) > len(aborted):
         raise Violation(f"prefill was dropped in steps {drops}, {len(aborted)} turns were aborted")
 
@@ -108,7 +108,7 @@ def every_turn_once(run: Simulation) -> None:
     if run.unasked:
         raise Violation(f"the ranks left before trajectories {run.unasked} had all their turns")
     requests = {(request.trajectory, request.turn): request for request in run.requests}
-    aborted = {trajectory for _, _, trajectory in run.scenario.aborts}
+    aborted = run.aborted
     for result in run.book.results:
         right(run.scenario.layers, requests[result.trajectory, result.turn], result)
         if result.finish == "aborted" and result.trajectory not in aborted:

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from interlace.comm.collectives import Finishing
 from interlace.comm.path import Path, Ticket
 from interlace.comm.plan import StepPlan
 from interlace.comm.progress import NoProgress
 from interlace.comm.proposal import Proposal
-from interlace.moe.model import ForwardOutput
 from interlace.moe.weights import Weights
-from interlace.rollout.group import Descriptions, Follower, Leader
+from interlace.rollout.group import Follower, Leader
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, TurnResult
 from interlace.rollout.scheduler import Drawn, Scheduler
@@ -118,8 +116,8 @@ class ToyLeader(Leader):
         self._book.plans[self._rank].append(plan)
         super().commit(plan)
 
-    def complete(self, path: str, output: ForwardOutput, version: int) -> None:
-        found = cast(ToyOutput, output)
+    def complete(self, path: str, output: Any, version: int) -> None:
+        found: ToyOutput = output
         check_version(self._rank, path, found, version)
         self._completed_in = self._book.proposed[self._rank]
         first_row = first_sample = 0
@@ -154,11 +152,8 @@ class ToyFollower(Follower):
         self._book.plans[self._rank].append(plan)
         super().commit(plan)
 
-    async def describe(self, plan: StepPlan, finishing: Finishing) -> Descriptions:
-        return await super().describe(plan, finishing)
-
-    def complete(self, path: str, output: ForwardOutput, version: int) -> None:
-        check_version(self._rank, path, cast(ToyOutput, output), version)
+    def complete(self, path: str, output: Any, version: int) -> None:
+        check_version(self._rank, path, output, version)
 
 
 class ToyUpdates:

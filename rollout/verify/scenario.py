@@ -16,8 +16,8 @@ from .toy_model import Strategy, ToyContext, ToyModel, ToyWeights, toy_stub
 Groups = tuple[tuple[int, ...], ...]
 
 _LAYOUTS = (
-    *[(2, 1)] * 22,
-    *[(2, 2)] * 7,
+    *[(2, 1)] * 24,
+    *[(2, 2)] * 6,
     *[(3, 1)] * 3,
     *[(4, 2)] * 3,
     (4, 1),
@@ -143,7 +143,7 @@ class Scenario:
 def scenario(seed: int) -> Scenario:
     """The scenario of a seed; the same on every machine."""
     draw = random.Random(seed)
-    large = draw.random() < 0.01
+    large = draw.random() < 0.006
     world, tp = draw.choice(_LARGE if large else _LAYOUTS)
     mode = draw.choice(MODES)
     halves = mode != "chunked" and world % 2 == 0 and world > 2 and draw.random() < 0.5
@@ -160,13 +160,13 @@ def scenario(seed: int) -> Scenario:
         seed=seed,
         world=world,
         tp=tp,
-        layers=2 if burst else draw.choice((1, 1, 2)),
+        layers=2 if burst else draw.choice((1, 1, 1, 2)),
         mode=mode,
         strategies=(draw.choice(STRATEGIES), draw.choice(STRATEGIES)),
         halves=halves,
         slots=draw.choice((2, 2, 2, 3)),
         serial_slots=draw.choice((0, 0, 1, 2)),
-        window=draw.random() < 0.25,
+        window=draw.random() < 0.2,
         chunk_tokens=8 if burst else draw.choice((2, 4, 4)),
         chunk_steps=6 if burst else draw.choice((1, 2, 3, 6)),
         start_tokens=1 if burst else draw.choice((1, 3)),
@@ -190,10 +190,10 @@ def _turns(
     if draw.random() < 0.3:
         leaders = (draw.choice(leaders),)
     trajectories = []
-    for trajectory in range(draw.choice((4, 6) if large else (1, 2, 2, 2, 3))):
+    for trajectory in range(draw.choice((4, 6) if large else (1, 1, 2, 2, 3))):
         leader, turns = draw.choice(leaders), []
         if trajectory == 0:
-            at, max_tokens = 0, draw.choice((2, 3, 5))
+            at, max_tokens = 0, draw.choice((2, 3, 4))
         else:
             at = draw.randrange(4 * pace)
             max_tokens = draw.choice((1, 1, 2))
@@ -215,8 +215,8 @@ def _turns(
 
 def _burst(draw: random.Random, leaders: Sequence[int], pace: int) -> tuple[tuple[Turn, ...], ...]:
     """Prompts that are prefilled together for several steps, while one trajectory decodes."""
-    at = draw.randrange(pace, 3 * pace)
-    turns = [(0, 2, 6), (at, 3, 1), (at, draw.choice((2, 4)), 1)]
+    at = draw.randrange(pace, 2 * pace)
+    turns = [(0, 2, 5), (at, 3, 1), (at, draw.choice((2, 4)), 1)]
     return tuple(
         (
             Turn(

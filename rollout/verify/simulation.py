@@ -25,7 +25,7 @@ from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Abort, Event, Stop, TurnRequest, TurnResult
 from interlace.rollout.scheduler import Scheduler
 
-from .memory import SimulatedWindows
+from .memory import Delay, SimulatedWindows
 from .ranks import Book, OnTicket, ToyFollower, ToyLeader, ToyUpdates, Watch
 from .scenario import Scenario, Turn
 from .toy_model import STOP_TOKEN, ToyModel, ToyWeights
@@ -68,8 +68,8 @@ class _Trajectory:
 class Simulation:
     """All ranks of one scenario, ready to run once.
 
-    `memory` and `epoch` are those of an earlier simulation's successor: the windows then still
-    hold what that one left in them.
+    With the `windows` of an earlier simulation they still hold what that one left in them.
+    `delay(sender, receiver)` takes the place of the scenario's.
     """
 
     def __init__(
@@ -80,12 +80,13 @@ class Simulation:
         on_ticket: OnTicket | None = None,
         on_posted: OnTicket | None = None,
         windows: SimulatedWindows | None = None,
+        delay: Delay = None,
         epoch: int = 0,
     ) -> None:
         self.scenario, self.wiring = scenario, wiring or Wiring()
         self.clock = VirtualClock()
         draw = random.Random(scenario.seed ^ epoch << 40 ^ 0x5EED)
-        delay = _delay(scenario, draw)
+        delay = delay or _delay(scenario, draw)
         self.world = LocalWorld(
             scenario.world,
             split=_split,
@@ -106,6 +107,8 @@ class Simulation:
         self.config = self.wiring.config(scenario.plan_config())
         self.inboxes = {leader: Inbox() for leader in scenario.leaders}
         self.requests: list[TurnRequest] = []
+        self.aborted = {trajectory for _, _, trajectory in scenario.aborts}
+        """Trajectories for which an abort was or will be sent."""
         self._trajectories = [_Trajectory(turns) for turns in scenario.turns]
         self.schedulers: dict[int, Scheduler] = {}
         self.sequencers: list[Sequencer] = []
@@ -216,6 +219,11 @@ class Simulation:
             for rank, tick in enumerate(ticks):
                 clock.at(tick, lambda to=rank, it=version: self._hold(to, it))  # type: ignore[misc]
 
+    def ask(self, turn: Turn) -> None:
+        """A turn that no scenario knew of is asked for now, as a trajectory of its own."""
+        self._trajectories.append(_Trajectory((turn,)))
+        self._ask(self._trajectories[-1])
+
     def _ask(self, trajectory: _Trajectory) -> None:
         turn = trajectory.turns[trajectory.nth]
         trajectory.tokens += turn.prompt
@@ -254,6 +262,9 @@ class Simulation:
             self.clock.at(tick, lambda: self._ask(trajectory))
 
     def _stop(self) -> None:
+        """Tell all leaders that no more will come; whoever asks by hand does so himself."""
+        if not self.scenario.turns:
+            return
         for rank, inbox in self.inboxes.items():
             self.clock.at(self.clock.now + 7 * (rank % 5), lambda to=inbox: to.put(Stop()))  # type: ignore[misc]
 
