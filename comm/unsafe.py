@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from .collectives import Collective, Forward
@@ -25,6 +25,7 @@ Arm = Literal[
     "one_window",
     "one_group",
     "free_order",
+    "swap",
     "idle_skips",
     "one_slot",
     "slot_per_path",
@@ -61,6 +62,8 @@ def unsafe_sequencer(
     front: list[type[Sequencer]] = []
     if "free_order" in arms:
         front.append(FreeOrder)
+    if "swap" in arms:
+        front.append(Swaps)
     if "communicator_hashes" in arms:
         front.append(CommunicatorHashes)
     if "L1" in without:
@@ -171,6 +174,27 @@ class FreeOrder(Sequencer):
     def _is_ready(self, path: str) -> bool:
         out = self._outstanding.get(path)
         return out is None or out.communicator.poll(out.handle)
+
+
+class Swaps(Sequencer):
+    """Arm swap: on the last rank two neighbours of different paths change places, once a step.
+
+    The least that can be wrong with the order: nobody waits for it but a device that is strict.
+    """
+
+    unsafe_seed = 0
+
+    async def walk(self, plan: StepPlan, started: Mapping[str, Forward]) -> dict[str, Any]:
+        pairs = [(a, b) for a, b in pairwise(plan.tickets) if a.path != b.path]
+        self._instead: dict[int, Ticket] = {}
+        if pairs and all(self.rank == path.members[-1] for path in self.paths.values()):
+            first, second = random.Random(f"{self.unsafe_seed} {plan.step}").choice(pairs)
+            self._instead[first.seq] = replace(second, seq=first.seq)
+            self._instead[second.seq] = replace(first, seq=second.seq)
+        return await super().walk(plan, started)
+
+    async def _issue(self, ticket: Ticket) -> None:
+        await super()._issue(self._instead.get(ticket.seq, ticket))
 
 
 class CommunicatorHashes(Sequencer):

@@ -334,6 +334,9 @@ class Rewards(Section):
         return value
 
 
+_TWO_PATHS = ("one_window", "one_group", "free_order", "swap")
+
+
 class Unsafe(Section):
     """Rules broken on purpose, to see it found: such a run may hang or give wrong tokens."""
 
@@ -514,7 +517,7 @@ class RolloutConfig(Section):
         arms = self.unsafe.arms
         if arms and self.layout.world == 1:
             raise ValueError("unsafe.arms need layout.world of 2 or more: one rank cannot disagree")
-        needs_two = [arm for arm in arms if arm in ("one_window", "one_group", "free_order")]
+        needs_two = [arm for arm in arms if arm in _TWO_PATHS]
         if needs_two and self.mode == "chunked":
             raise ValueError(f"unsafe arm {needs_two[0]} needs two paths, mode chunked has one")
         if "slot_per_path" in arms and self.layout.tp == 1:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from .config import RolloutConfig, Unsafe
+from .config import Layout, RolloutConfig, Unsafe
 from .digest import digest
 from .rollout import Rollout
 from .tasks import Task
@@ -81,7 +81,7 @@ def safe_digests(config: RolloutConfig, tasks: Sequence[Task]) -> dict[int, str]
         update={
             "mode": "serial",
             "unsafe": Unsafe(),
-            "layout": config.layout.model_copy(update={"world": 1, "tp": 1}),
+            "layout": Layout(),
             "launch": config.launch.model_copy(update=launch),
         }
     )

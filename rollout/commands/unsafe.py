@@ -18,7 +18,8 @@ from interlace.rollout.unsafe_outcome import Outcome, outcome_of, safe_digests
 class UnsafeWatch(Callback):
     """Keeps what a run delivers and, if arms are on, says what it came to.
 
-    Then the job is run once more, safely and in this process, to compare the tokens.
+    Where trajectories were delivered the job is run once more, safely and in this process, to
+    compare the tokens; not after an error under torchrun, which soon ends this process.
     """
 
     def __init__(self, config: RolloutConfig, tasks: Sequence[Task], console: Console) -> None:
@@ -43,7 +44,11 @@ class UnsafeWatch(Callback):
         unsafe = self._config.unsafe
         if not unsafe.arms or isinstance(error, ConfigError | KeyboardInterrupt):
             return None
-        outcome = outcome_of(self._delivered, error, safe_digests(self._config, self._tasks))
+        hurried = error is not None and self._config.launch.kind == "torchrun"
+        safe = None
+        if self._delivered and not hurried:
+            safe = safe_digests(self._config, self._tasks)
+        outcome = outcome_of(self._delivered, error, safe)
         self._say(outcome)
         return {
             "arms": list(unsafe.arms),
