@@ -139,8 +139,7 @@ def _swapped(plan: Scenario, fault: Fault, wiring: Wiring) -> bool:
         def _note_plan(self, plan: StepPlan) -> None:
             super()._note_plan(self.agreed)
 
-    fault.nth = 0
-    plan = replace(plan, mode="multiplexed") if plan.mode != "chunked" else plan
+    fault.nth, plan = 0, scenario(plan.seed, both_paths=True)
     run = Simulation(plan, replace(wiring, sequencer=Swapping))
     return _ends(run, fault, (DivergedError, DeadlockError), within_a_step=True)
 

@@ -140,8 +140,9 @@ class Scenario:
         )
 
 
-def scenario(seed: int) -> Scenario:
-    """The scenario of a seed; the same on every machine."""
+def scenario(seed: int, *, both_paths: bool = False) -> Scenario:
+    """The scenario of a seed; the same on every machine. `both_paths`: one in which decode and
+    prefill surely meet in some step."""
     draw = random.Random(seed)
     large = draw.random() < 0.006
     world, tp = draw.choice(_LARGE if large else _LAYOUTS)
@@ -151,7 +152,9 @@ def scenario(seed: int) -> Scenario:
     delays = draw.choice(((), (), (0, 0, 5), (0, 30), (3, 3, 3, 90)))
     pace = 6 * world + 2 * max((*delays, 0))
     leaders = range(0, world, tp)
-    burst = mode == "multiplexed" and draw.random() < 0.25
+    if both_paths:
+        mode = _MULTIPLEXED
+    burst = both_paths or (mode == "multiplexed" and draw.random() < 0.25)
     turns = _burst(draw, leaders, pace) if burst else _turns(draw, leaders, block_size, pace, large)
     aborts = _aborts_in_flight(draw, turns, pace) if burst else _aborts(draw, turns, pace)
     needs = [-(-_num_tokens(trajectory) // block_size) for trajectory in turns]

@@ -11,7 +11,7 @@ from interlace.rollout.verify.scenario import scenario
 from interlace.rollout.verify.simulation import Simulation
 
 SEEDS = 20_000
-RANGES = 8
+RANGES = 16
 KEPT = [
     int(line.split()[0])
     for line in (Path(__file__).parent.parent / "seeds.txt").read_text().splitlines()
