@@ -39,15 +39,13 @@ _MEANINGS = {
     Outcome.FINISHED: "there was nothing to compare the tokens with",
 }
 
-_SIGNS = {
-    "DeadlockError": Outcome.HANG_DIAGNOSED,
-    "CollectiveTimeoutError": Outcome.HANG_DIAGNOSED,
-    "DivergedError": Outcome.DIVERGENCE_DETECTED,
-    "OrderError": Outcome.DIVERGENCE_DETECTED,
-    "BufferInFlightError": Outcome.DIVERGENCE_DETECTED,
-    "CanaryError": Outcome.CANARY_HIT,
-}
-"""The first of our error types that a failure names."""
+_SIGNS = (
+    ("CanaryError", Outcome.CANARY_HIT),
+    ("DivergedError|OrderError|BufferInFlightError|DIVERGED", Outcome.DIVERGENCE_DETECTED),
+    ("RAISED|DEAD", Outcome.CRASH),
+    ("DeadlockError|CollectiveTimeoutError|MISSING|BLOCKED|SLOW", Outcome.HANG_DIAGNOSED),
+)
+"""What the text of a failure holds: types of errors, or verdicts on ranks; causes come first."""
 
 
 def outcome_of(
@@ -63,8 +61,9 @@ def outcome_of(
     ):
         return Outcome.WRONG_TOKENS
     if error is not None:
-        found = re.search("|".join(_SIGNS), f"{type(error).__name__}: {error}")
-        return _SIGNS[found[0]] if found else Outcome.CRASH
+        text = f"{type(error).__name__}: {error}"
+        seen = (sign for words, sign in _SIGNS if re.search(rf"\b({words})\b", text))
+        return next(seen, Outcome.CRASH)
     return Outcome.FINISHED if safe is None else Outcome.UNSEEN
 
 
