@@ -17,6 +17,9 @@ from interlace.envs.snapshot import copied
 MAX_TEXT_BYTES = 1024 * 1024
 """The largest observation, and the largest info, in bytes of UTF-8."""
 
+MAX_WAIT_S = 86_400
+"""The longest `wait_s` of an info."""
+
 _MAX_MESSAGE = 2000
 
 Reply = dict[str, Any]
@@ -191,7 +194,14 @@ def _info(value: Any) -> dict[str, Any]:
         raise InvalidResult(f"an info of {size} bytes: at most {MAX_TEXT_BYTES} are taken")
     _check_list(kept, "choices", "non-empty texts", lambda x: isinstance(x, str) and x != "")
     _check_list(kept, "allowed_token_ids", "token ids", lambda x: type(x) is int and x >= 0)
-    lost = {"choices", "allowed_token_ids"} & value.keys() - kept.keys()
+    _check_item(kept, "num_tokens", "a whole number from 1 on", lambda x: type(x) is int and x > 0)
+    _check_item(
+        kept,
+        "wait_s",
+        f"a number of seconds from 0 to {MAX_WAIT_S}",
+        lambda x: isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= MAX_WAIT_S,
+    )
+    lost = {"choices", "allowed_token_ids", "num_tokens", "wait_s"} & value.keys() - kept.keys()
     if lost:
         raise InvalidResult(f"info[{min(lost)!r}] cannot be written as JSON")
     return kept
@@ -203,6 +213,11 @@ def _check_list(info: dict[str, Any], key: str, what: str, fits: Callable[[Any],
     items = info[key]
     if not isinstance(items, list) or not items or not all(map(fits, items)):
         raise InvalidResult(f"info[{key!r}] must be a list of at least one of: {what}")
+
+
+def _check_item(info: dict[str, Any], key: str, what: str, fits: Callable[[Any], bool]) -> None:
+    if key in info and not fits(info[key]):
+        raise InvalidResult(f"info[{key!r}] must be {what}, not {str(info[key])[:40]}")
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "frozen_lake": "interlace.envs.frozen_lake:FrozenLakeText",
     "python": "interlace.envs.python_tool:PythonTool",
     "reasoning": "interlace.envs.reasoning:Reasoning",
+    "scripted": "interlace.envs.scripted:Scripted",
     "sqlite": "interlace.envs.sqlite_tool:SqliteTool",
     "textworld": "interlace.envs.textworld_game:TextWorldGame",
 }

@@ -151,12 +151,12 @@ class Collector:
             token_ids=episode.ledger.token_ids,
             seed=self._seed,
             experts_from=episode.ledger.num_with_experts,
-            sampling=self._params(episode.task, info),
+            sampling=self._params(episode.task, info, len(episode.ledger)),
         )
         return await self._turns.generate(episode.leader, request)
 
-    def _params(self, task: Task, info: Mapping[str, Any]) -> SamplingParams:
-        """The job's sampling with what the environment allows in this turn."""
+    def _params(self, task: Task, info: Mapping[str, Any], num_context: int) -> SamplingParams:
+        """The job's sampling with what the environment allows, or prescribes, in this turn."""
         params = self._sampling
         if task.max_tokens is not None:
             params = replace(params, max_tokens=task.max_tokens)
@@ -168,6 +168,12 @@ class Collector:
         allowed: Sequence[int] = info.get("allowed_token_ids") or ()
         if allowed:
             params = replace(params, allowed_token_ids=tuple(sorted(set(allowed))))
+        num_tokens: int | None = info.get("num_tokens")
+        if num_tokens is not None:
+            if choices:
+                raise EnvironmentFailure("invalid", "choices and num_tokens exclude each other")
+            self._check_room(num_context, num_tokens)
+            params = replace(params, max_tokens=num_tokens, stop_token_ids=(), stop_strings=())
         try:
             validate(params, self._limits.vocab_size)
         except ValueError as error:
@@ -215,6 +221,17 @@ class Collector:
                 "or scheduler.num_blocks",
             )
 
+    def _check_room(self, num_context: int, num_tokens: int) -> None:
+        """A prescribed turn is generated as a whole or not at all."""
+        room = min(self._limits.max_context, self._limits.pool_tokens)
+        if num_context + num_tokens > room:
+            raise EnvironmentFailure(
+                "invalid",
+                f"a turn of {num_tokens} tokens is prescribed behind {num_context}; the context "
+                f"holds {self._limits.max_context} and the KV pool {self._limits.pool_tokens}: "
+                "prescribe less, or raise model.max_context or scheduler.num_blocks",
+            )
+
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         vocab = self._limits.vocab_size
         wrong = next((token for token in token_ids if not 0 <= token < vocab), None)
@@ -233,5 +250,8 @@ def _opening(text: str, info: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _kept(info: Mapping[str, Any]) -> dict[str, Any]:
     """What of a step's info is worth keeping with the trajectory."""
-    per_turn = ("choices", "allowed_token_ids", "valid_action", "system_prompt")
+    per_turn = (
+        *("choices", "allowed_token_ids", "num_tokens", "wait_s"),
+        *("valid_action", "system_prompt"),
+    )
     return {key: value for key, value in info.items() if key not in per_turn}

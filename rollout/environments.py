@@ -81,13 +81,21 @@ class Episode:
         """How it came to be: by `open`, or by a `fork` that copied or replayed."""
 
     async def reset(self) -> Observation:
-        """Begin, with the seed given to `open`. Raises EnvironmentFailure."""
+        """Begin, with the seed given to `open`. Raises EnvironmentFailure.
+
+        Answers `wait_s` seconds late if the info has that; nobody else waits, no deadline runs.
+        """
         reply = await self._room.reset(self._record)
+        await _held_back(reply["info"])
         return Observation(text=reply["text"], info=reply["info"])
 
     async def step(self, action: str) -> StepOutcome:
-        """Act. Raises EnvironmentFailure. A step whose caller is cancelled still takes place."""
+        """Act. Raises EnvironmentFailure. A step whose caller is cancelled still takes place.
+
+        Waits as `reset` does.
+        """
         reply = await self._room.step(self._record, action)
+        await _held_back(reply["info"])
         return StepOutcome(
             text=reply["text"],
             reward=reply["reward"],
@@ -124,6 +132,11 @@ class Episode:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+async def _held_back(info: Mapping[str, Any]) -> None:
+    if wait_s := info.get("wait_s"):
+        await asyncio.sleep(wait_s)
 
 
 class EnvironmentPool:
