@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from interlace.rollout.config import ConfigError, RolloutConfig
 
 KeyPath = tuple[str | int, ...]
+Tree = TypeVar("Tree", bound=BaseModel)
 
 
 def preset_names() -> list[str]:
@@ -36,10 +37,7 @@ def load_config(
     if job is not None and preset is not None:
         raise ConfigError(f"both a job file ({job}) and preset {preset!r} are given: choose one")
     source, text = _read_source(job, preset)
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}") from error
+    values = _parsed(text, source)
     if preset is not None and "unsafe" in values:
         raise ConfigError(f"{source} holds [unsafe], which only a job file or --set may bring")
     places = {path: f"{source}, line {line}" for path, line in _key_lines(text)}
@@ -47,10 +45,29 @@ def load_config(
         path, value = _parse_override(override)
         _set_value(values, path, value, override)
         places[path] = f"--set {override}"
+    return _validated(RolloutConfig, values, places, source)
+
+
+def read_toml(tree: type[Tree], text: str, source: str) -> Tree:
+    """A valid `tree` from TOML; every failure is one `ConfigError` that begins with `source`."""
+    places = {path: f"{source}, line {line}" for path, line in _key_lines(text)}
+    return _validated(tree, _parsed(text, source), places, source)
+
+
+def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
-        return RolloutConfig.model_validate(values)
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from error
+
+
+def _validated(
+    tree: type[Tree], values: Mapping[str, Any], places: Mapping[KeyPath, str], source: str
+) -> Tree:
+    try:
+        return tree.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_describe(error.errors(), places, source)) from error
+        raise ConfigError(_describe(tree, error.errors(), places, source)) from error
 
 
 def _read_source(job: Path | None, preset: str | None) -> tuple[str, str]:
@@ -137,16 +154,22 @@ def _set_value(values: Any, path: KeyPath, value: Any, override: str) -> None:
             at = at[part]
 
 
-def _describe(errors: Sequence[ErrorDetails], places: Mapping[KeyPath, str], source: str) -> str:
+def _describe(
+    tree: type[BaseModel],
+    errors: Sequence[ErrorDetails],
+    places: Mapping[KeyPath, str],
+    source: str,
+) -> str:
     first = errors[0]
     path = first["loc"]
     place = _place(path, places) or source
     more = f" ({len(errors) - 1} more of this kind behind it)" if len(errors) > 1 else ""
     if first["type"] == "extra_forbidden":
-        return f"{place}: unknown key {_dotted(path)}; {_suggestion(path)}{more}"
+        return f"{place}: unknown key {_dotted(path)}; {_suggestion(tree, path)}{more}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
-        return f"{place}: {_dotted(path) or 'the job'}: {message}{more}"
+        whole = "the job" if tree is RolloutConfig else "the file"
+        return f"{place}: {_dotted(path) or whole}: {message}{more}"
     if first["type"] == "missing":
         return f"{place}: {_dotted(path)} is missing: add it{more}"
     message = {
@@ -166,22 +189,21 @@ def _place(path: KeyPath, places: Mapping[KeyPath, str]) -> str | None:
     return next(iter([*overrides[::-1], *around, *inside]), None)
 
 
-def _suggestion(path: KeyPath) -> str:
+def _suggestion(tree: type[BaseModel], path: KeyPath) -> str:
     """The known key a wrong one was probably meant to be."""
     name = str(path[-1])
-    siblings = [key for key in _known_keys() if key[:-1] == _without_indices(path[:-1])]
+    known = _known_keys(tree)
+    siblings = [key for key in known if key[:-1] == _without_indices(path[:-1])]
     near = difflib.get_close_matches(name, [key[-1] for key in siblings], n=1, cutoff=0.5)
     if near:
         return f"did you mean {_dotted((*path[:-1], near[0]))}?"
-    elsewhere = [key for key in _known_keys() if key[-1] == name]
+    elsewhere = [key for key in known if key[-1] == name]
     if elsewhere:
         return f"did you mean {_dotted(elsewhere[0])}?"
     return "known here: " + ", ".join(sorted(key[-1] for key in siblings))
 
 
-def _known_keys(
-    section: type[BaseModel] = RolloutConfig, prefix: tuple[str, ...] = ()
-) -> list[tuple[str, ...]]:
+def _known_keys(section: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     keys = []
     for name, field in section.model_fields.items():
         keys.append((*prefix, name))
