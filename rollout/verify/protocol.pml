@@ -1,0 +1,1 @@
+../../docs/safety/protocol.pml
