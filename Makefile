@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday test-hosts bench bench-window layouts swaps test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday test-hosts bench bench-window layouts model swaps test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp
@@ -49,6 +49,9 @@ bench-window: $(READY)  ## small messages between two processes: the window agai
 
 layouts: $(READY)  ## every architecture in every layout and mode: digests and errors, one table
 	$(BIN)/python experiments/layouts.py --out out/layouts
+
+model: $(READY)  ## the model of the protocol, all bounds and mutants: an hour, can be ended and started again
+	$(BIN)/python -m interlace.rollout.verify.model --page docs/safety/model.md
 
 swaps: $(READY)  ## 1,000 order swaps below the sequencer, over four real ranks
 	$(BIN)/python -m interlace.rollout.verify.swaps --count 1000
