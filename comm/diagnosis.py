@@ -20,18 +20,33 @@ _CONSEQUENCE = ("CollectiveTimeoutError", "PeerLostError", "RankFailureError")
 _NUM_QUOTED = 3
 
 
+def is_silent(status: RankStatus, now: float, silent_s: float = SILENT_S) -> bool:
+    """Whether the rank's watchdog thread has not run for so long that it cannot."""
+    return now - status.alive_at > silent_s
+
+
 def diagnose(
-    statuses: Sequence[RankStatus], *, by: int, now: float, deadline_s: float = 0.0, note: str = ""
+    statuses: Sequence[RankStatus],
+    *,
+    by: int,
+    now: float,
+    deadline_s: float = 0.0,
+    note: str = "",
+    silent_s: float = SILENT_S,
 ) -> Diagnosis:
     """One verdict for every rank, whatever the statuses say.
 
-    `deadline_s`: what a wait has outlasted, 0 if none has; `note` is what made `by` look.
+    `deadline_s`: what a wait has outlasted, 0 if none has; `note` is what made `by` look. A
+    watchdog that has not run for `silent_s` cannot: longer on a machine that is late itself.
     """
     subject = _subject(statuses)
-    diverged = _diverged(statuses)
+    diverged = _diverged([status for status in statuses if not _has_diverged(status)])
     ranks = []
     for status in statuses:
-        verdict, what = _judge(status, subject, diverged, now, deadline_s)
+        silent = is_silent(status, now, silent_s)
+        verdict, what = _judge(status, subject, diverged, now, deadline_s, silent)
+        if silent and status.process is ProcessState.UNKNOWN and note.startswith("PeerLostError"):
+            verdict = Verdict.DEAD
         ranks.append(
             RankDiagnosis(
                 rank=status.rank,
@@ -40,11 +55,18 @@ def diagnose(
                 pid=status.pid,
                 host=status.host,
                 process=status.process,
+                responsive=_responds(status) and not silent,
                 tickets=status.tickets,
             )
         )
     found = Diagnosis(by=by, at=now, deadline_s=deadline_s, text="", ranks=tuple(ranks))
     return replace(found, text=_in_words(found, statuses, subject, now, note))
+
+
+def _responds(status: RankStatus) -> bool:
+    gone = status.process in (ProcessState.STOPPED, ProcessState.GONE)
+    absent = status.activity in (Activity.ABSENT, Activity.LEFT)
+    return not (gone or absent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +116,11 @@ def _lacks(status: RankStatus, subject: _Subject | None) -> str:
     return "" if done else "never posted it; "
 
 
+def _has_diverged(status: RankStatus) -> bool:
+    """Whether it says so itself."""
+    return status.activity is Activity.FAILED and status.where.startswith(_DIVERGENCE)
+
+
 def _diverged(statuses: Sequence[RankStatus]) -> dict[int, str]:
     """Ranks whose ticket of some seq is not that of the others; all who differ, if none is more."""
     found: dict[int, str] = {}
@@ -119,10 +146,12 @@ def _judge(
     diverged: dict[int, str],
     now: float,
     deadline_s: float,
+    silent: bool,
 ) -> tuple[Verdict, str]:
+    if _has_diverged(status):
+        return Verdict.DIVERGED, status.where
     if status.activity is Activity.FAILED and not status.where.startswith(_CONSEQUENCE):
-        kind = Verdict.DIVERGED if status.where.startswith(_DIVERGENCE) else Verdict.RAISED
-        return kind, status.where
+        return Verdict.RAISED, status.where
     if status.activity is Activity.ABSENT:
         return Verdict.MISSING, "nothing has been heard of it"
     if status.activity is Activity.LEFT:
@@ -133,7 +162,6 @@ def _judge(
     share = _lacks(status, subject)
     if status.rank in diverged:
         return Verdict.DIVERGED, share + diverged[status.rank]
-    silent = now - status.alive_at > SILENT_S
     if status.process is ProcessState.STOPPED:
         return Verdict.BLOCKED, f"{share}{_doing(status, now)} (process stopped, state T)"
     if silent:

@@ -22,15 +22,22 @@ def run_blocking(
     waiter: Waiter | None = None,
     check: Callable[[], None] | None = None,
     progress: Progress | None = None,
+    patience: Callable[[], float] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Any:
     """Drive the coroutine to its return. `park(seconds)` sleeps until there is work to take in.
 
     `check` raises if this rank is to give up; it is asked before every wait and during it.
-    Raises CollectiveTimeoutError, saying what was waited for, once a wait outlasts its
-    communicator's `timeout_s`, and PeerLostError if the transport itself gives up.
+    Raises CollectiveTimeoutError, saying what was waited for, once a wait outlasts both its
+    communicator's `timeout_s` and `patience()`, and PeerLostError if the transport gives up.
     """
-    waits = _Waits(waiter or SleepWaiter(), check or _go_on, progress or NoProgress(), clock)
+    waits = _Waits(
+        waiter or SleepWaiter(),
+        check or _go_on,
+        progress or NoProgress(),
+        patience or _none,
+        clock,
+    )
     value = None
     while True:
         try:
@@ -51,6 +58,10 @@ def _go_on() -> None:
     pass
 
 
+def _none() -> float:
+    return 0.0
+
+
 class _Waits:
     """Answers `Finish`."""
 
@@ -59,9 +70,10 @@ class _Waits:
         waiter: Waiter,
         check: Callable[[], None],
         progress: Progress,
+        patience: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
-        self.check = check
+        self.check, self._patience = check, patience
         self._waiter, self._progress, self._clock = waiter, progress, clock
 
     def finish(self, request: Finish) -> Any:
@@ -79,7 +91,8 @@ class _Waits:
 
     def _wait(self, request: Finish) -> Any:
         communicator, handle = request.communicator, request.handle
-        deadline = self._clock() + communicator.timeout_s
+        seconds = max(communicator.timeout_s, self._patience())
+        deadline = self._clock() + seconds
         self._waiter.begin()
         while True:
             self._waiter.arm()
@@ -91,7 +104,7 @@ class _Waits:
             self.check()
             if self._clock() > deadline:
                 raise CollectiveTimeoutError(
-                    f"no answer within {communicator.timeout_s:g} s: {request.where}; "
+                    f"no answer within {seconds:g} s: {request.where}; "
                     "a rank of this group is dead, stuck or far behind"
                 )
             self._waiter.wait(LONGEST_WAIT_S)

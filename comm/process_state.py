@@ -37,6 +37,12 @@ def process_state(pid: int, started: int) -> ProcessState:
     return _STATES.get(found[0], ProcessState.RUNNING)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this host is there and stopped (SIGSTOP, a debugger)."""
+    found = _look(pid)
+    return found is not None and found[0] in _STATES
+
+
 def _look(pid: int) -> tuple[str, int] | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

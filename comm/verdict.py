@@ -45,6 +45,8 @@ class RankDiagnosis:
     pid: int
     host: str
     process: ProcessState
+    responsive: bool
+    """Its watchdog ran, so it raises this diagnosis itself."""
     tickets: tuple[TicketMark, ...]
     """Its last ones, oldest first; times on the clock of the rank that diagnosed."""
 
@@ -66,6 +68,11 @@ class Diagnosis:
     @property
     def causes(self) -> tuple[RankDiagnosis, ...]:
         return tuple(rank for rank in self.ranks if rank.verdict.is_cause)
+
+    @property
+    def speaker(self) -> int:
+        """The rank that tells everybody else: the first that can."""
+        return next((rank.rank for rank in self.ranks if rank.responsive), self.by)
 
     def encode(self) -> bytes:
         """Bytes that `decode` understands on any rank."""

@@ -6,13 +6,16 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from .board import Board
-from .diagnosis import diagnose
+from .diagnosis import SILENT_S, diagnose
 from .errors import CollectiveTimeoutError, PeerLostError, RankFailureError
+from .rank_status import ProcessState
 from .verdict import decode
 
 EXIT_CODE = 70
@@ -24,7 +27,8 @@ _LONG_S = 0.3
 _OWN_WORDS_S = 0.3
 """So long a rank has to raise a verdict itself before its watchdog speaks for it."""
 _EVIDENCE_S = 0.4
-"""A lost connection is noticed before the process that lost it counts as ended."""
+"""A lost connection is noticed before the process that lost it counts as ended; on another host
+it shows by its silence."""
 _MANY_PLACES = 64
 
 
@@ -53,6 +57,7 @@ class Watchdog:
         self._over = threading.Event()
         self._acknowledged = False
         self._poisoned_at: float | None = None
+        self._beats: deque[float] = deque(maxlen=40)
         self._places: set[tuple[str, int]] = set()
         self._place, self._looked_since = "", 0.0
 
@@ -97,6 +102,13 @@ class Watchdog:
             self._board.record.failed(words)
         return self._settle(deadline_s, words)
 
+    @property
+    def silent_s(self) -> float:
+        """How long another rank's watchdog may be silent: longer where this one is late too."""
+        times = [*self._beats]
+        gaps = (later - earlier for earlier, later in pairwise(times))
+        return SILENT_S + 4 * max(gaps, default=0.0)
+
     # ---- the watchdog's thread
 
     def _live(self) -> None:
@@ -111,6 +123,7 @@ class Watchdog:
 
     def _beat(self) -> None:
         record = self._board.record
+        self._beats.append(self._clock())
         if record.moved_at != self._looked_since:
             self._looked_since, self._place = record.moved_at, ""
             self._places.clear()
@@ -158,25 +171,30 @@ class Watchdog:
                 now=self._clock(),
                 deadline_s=deadline_s,
                 note=note,
+                silent_s=self.silent_s,
             )
             board.set_verdict(found.encode())
         verdict = board.verdict()
         return RankFailureError(found if verdict is None else decode(verdict))
 
     def _await_evidence(self) -> None:
-        deadline = self._clock() + _EVIDENCE_S
-        while self._clock() < deadline and not self._board.is_poisoned():
-            if diagnose(self._board.statuses(), by=self._board.rank, now=self._clock()).causes:
+        began = self._clock()
+        while not self._board.is_poisoned():
+            statuses, now = self._board.statuses(), self._clock()
+            if diagnose(statuses, by=self._board.rank, now=now, silent_s=self.silent_s).causes:
+                return
+            elsewhere = any(status.process is ProcessState.UNKNOWN for status in statuses)
+            if now - began > _EVIDENCE_S + (self.silent_s if elsewhere else 0.0):
                 return
             time.sleep(0.01)
 
 
 def _in_words(frame: FrameType) -> str:
-    """The innermost line, and the innermost of ours if that is another."""
+    """The innermost line, who called it, and the innermost of ours."""
     inner: FrameType | None = frame
     while inner is not None and "interlace" not in inner.f_code.co_filename:
         inner = inner.f_back
-    texts = [_line(f) for f in dict.fromkeys((frame, inner)) if f is not None]
+    texts = [_line(f) for f in dict.fromkeys((frame, frame.f_back, inner)) if f is not None]
     return " in ".join(texts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from interlace.comm.journal import StepRecord, TicketRecord
+from interlace.comm.verdict import Diagnosis
 from interlace.moe.description import Description
 from interlace.moe.sampling_params import SamplingParams
 
@@ -93,6 +94,13 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     error: str
     """Type and message, one line."""
     traceback: str
+    diagnosis: Diagnosis | None = None
+    """Of all ranks, where the rank had a board."""
+
+    @property
+    def text(self) -> str:
+        """What happened to which rank, one line."""
+        return self.diagnosis.text if self.diagnosis else f"rank {self.rank}: {self.error}"
 
 
 Command = TurnRequest | Abort | Stop

@@ -37,6 +37,11 @@ class OutputFolder:
         return self.path / "tensorboard"
 
     @property
+    def failure(self) -> Path:
+        """A folder, there only after a rank failed."""
+        return self.path / "failure"
+
+    @property
     def trace(self) -> Path:
         return self.path / "trace.json"
 
@@ -62,7 +67,7 @@ class OutputFolder:
 
     def prepare(self) -> None:
         """See `prepare_folder`."""
-        prepare_folder(self.path, self.files, (self.tensorboard,))
+        prepare_folder(self.path, self.files, (self.tensorboard, self.failure))
 
 
 def prepare_folder(path: Path, files: Sequence[Path], folders: Sequence[Path] = ()) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+
+from interlace.comm.verdict import Diagnosis
 
 from .messages import Abort, Command, Event, RankFailure, TurnRequest, TurnResult
 
 
 class RolloutError(RuntimeError):
-    """A rank failed; every trajectory it was working on is lost with it."""
+    """A rank failed; every trajectory it was working on is lost with it.
+
+    `diagnosis` says what every rank was doing; None where ranks are not processes.
+    """
+
+    def __init__(self, message: str, diagnosis: Diagnosis | None = None) -> None:
+        super().__init__(message)
+        self.diagnosis = diagnosis
 
 
 class TurnAborted(Exception):
@@ -24,6 +34,8 @@ class Turns:
         self._waiting: dict[int, tuple[int, asyncio.Future[TurnResult]]] = {}
         self._aborted: set[int] = set()
         self._failure: RolloutError | None = None
+        self.asked: list[tuple[int, float]] = []
+        """Trajectory and time of every turn asked, by the clock of this host's ranks."""
 
     async def generate(self, leader: int, request: TurnRequest) -> TurnResult:
         """Ask and wait; cancelling aborts the turn.
@@ -38,6 +50,7 @@ class Turns:
             raise TurnAborted
         future: asyncio.Future[TurnResult] = asyncio.get_running_loop().create_future()
         self._waiting[number] = leader, future
+        self.asked.append((number, time.monotonic()))
         try:
             self._send(leader, request)
             return await future
@@ -63,7 +76,7 @@ class Turns:
                 if future is not None and not future.done():
                     future.set_result(event)
             case RankFailure():
-                self._failure = self._failure or RolloutError(f"rank {event.rank}: {event.error}")
+                self._failure = self._failure or RolloutError(event.text, event.diagnosis)
                 for _, future in self._waiting.values():
                     if not future.done():
                         future.set_exception(self._failure)

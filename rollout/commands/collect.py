@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 
 from interlace.rollout.callbacks import Callback
 from interlace.rollout.config import ConfigError, RolloutConfig
 from interlace.rollout.display import RolloutProgress
+from interlace.rollout.failure_report import failure_table, write_failure
+from interlace.rollout.launch.launcher import LaunchError
 from interlace.rollout.output_folder import OutputFolder
 from interlace.rollout.rollout import Rollout
 from interlace.rollout.store import TrajectoryWriter
 from interlace.rollout.tasks import Task
 from interlace.rollout.trajectory import EndReason, Trajectory
+from interlace.rollout.turns import RolloutError
 
 
 def collect(
@@ -28,6 +32,33 @@ def collect(
 
     On ranks of torchrun that only serve there are none.
     """
+    with _told_in(folder, config):
+        return _collect(config, tasks, folder, console, callbacks)
+
+
+@contextmanager
+def _told_in(folder: OutputFolder, config: RolloutConfig) -> Iterator[None]:
+    """A failure of ranks is shown, and written into the folder, by the first rank that can."""
+    try:
+        yield
+    except (LaunchError, RolloutError) as error:
+        found = error.diagnosis
+        torchrun = config.launch.kind == "torchrun"
+        if found is None or (torchrun and os.environ.get("RANK") != str(found.speaker)):
+            raise
+        write_failure(folder.failure, found)
+        Console(stderr=True).print(failure_table(found))
+        text = f"{error}. All of it is in {folder.failure}"
+        raise type(error)(text, found) from error
+
+
+def _collect(
+    config: RolloutConfig,
+    tasks: Sequence[Task],
+    folder: OutputFolder,
+    console: Console,
+    callbacks: Sequence[Callback],
+) -> tuple[Rollout, list[Trajectory]]:
     console.print(f"starting {config.layout.world} ranks ({config.launch.kind})")
     trajectories: list[Trajectory] = []
     with ExitStack() as stack:

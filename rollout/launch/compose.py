@@ -13,6 +13,7 @@ from interlace.comm.communicator import Communicator
 from interlace.comm.journal import Journal
 from interlace.comm.path import Path
 from interlace.comm.plan import PlanConfig
+from interlace.comm.progress import Progress
 from interlace.comm.sequencer import record_program
 from interlace.comm.unsafe import unsafe_sequencer
 from interlace.moe.config import ModelConfig, read_config
@@ -49,6 +50,7 @@ class Rank:
 
     engine: Engine
     ready: RankReady
+    paths: tuple[Path, ...]
 
 
 def compose(
@@ -59,6 +61,7 @@ def compose(
     emit: Callable[[Event], None],
     *,
     num_blocks: int,
+    progress: Progress | None = None,
 ) -> Rank:
     """Load this rank's share of the model and put its loop together.
 
@@ -114,6 +117,7 @@ def compose(
         around=transport.around,
         clock=transport.clock,
         journal=Journal(),
+        progress=progress,
         posts=transport.posts,
         prechecks=_prechecks(config, paths, transport),
         meeting=_meeting(config, transport),
@@ -157,7 +161,7 @@ def compose(
         transport=transport.carrier.kind,
         transport_why=transport.carrier.why,
     )
-    return Rank(engine=engine, ready=ready)
+    return Rank(engine=engine, ready=ready, paths=paths)
 
 
 def _prechecks(

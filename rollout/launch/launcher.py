@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from interlace.comm.verdict import Diagnosis
 from interlace.rollout.environments import HostFactory
 from interlace.rollout.messages import Command, Event
 
@@ -12,7 +13,14 @@ EventSink = Callable[[Event], None]
 
 
 class LaunchError(RuntimeError):
-    """The ranks of a job could not be started or did not stop; says what was asked and found."""
+    """The ranks of a job could not be started or did not stop; says what was asked and found.
+
+    `diagnosis`: of all ranks, if one of them failed and they had found one another by then.
+    """
+
+    def __init__(self, message: str, diagnosis: Diagnosis | None = None) -> None:
+        super().__init__(message)
+        self.diagnosis = diagnosis
 
 
 class Launcher(Protocol):

@@ -7,16 +7,22 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path as FilePath
+from typing import Any
 
-from interlace.comm.collectives import Finish, Gather, perform
+from interlace.comm.collectives import Finish, Forward, Gather, perform
 from interlace.comm.driver import run_blocking
+from interlace.comm.errors import RankFailureError
 from interlace.comm.journal import Journal
+from interlace.comm.watchdog import Watchdog
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, RankFailure, RankReport
 
 from .compose import blocks_for, compose
+from .first_passes import FirstPasses
 from .memory import agreed_minimum
+from .processes import ProcessTransport
+from .silent_ranks import end_silent_ranks
 from .transport import Transport
 
 
@@ -33,45 +39,112 @@ def failure(rank: int, error: BaseException) -> RankFailure:
         rank=rank,
         error=f"{type(error).__name__}: {error}",
         traceback="".join(traceback.format_exception(error)),
+        diagnosis=error.diagnosis if isinstance(error, RankFailureError) else None,
     )
 
 
 def run_process(
     config: RolloutConfig,
     folder: FilePath,
-    transport: Transport,
+    transport: ProcessTransport,
     inbox: Inbox,
     emit: Callable[[Event], None],
     killed: threading.Event,
+    *,
+    exit_after_s: float | None,
 ) -> None:
     """A rank process from loading to its last word: RankReport, or RankFailure and the error.
 
-    Once `killed` is set the next wait raises Killed.
+    Once `killed` is set the next wait raises Killed. If any rank fails all of them raise one
+    RankFailureError; what cannot leave by itself then is ended: this process after
+    `exit_after_s` (None: never), others of this host that have fallen silent.
     """
+    rank, board = transport.rank, transport.board
+    unsaid = threading.Lock()
+
+    def say_failure(error: BaseException) -> None:
+        if unsaid.acquire(blocking=False):  # the watchdog may have spoken for this thread
+            emit(failure(rank, error))
+
+    watchdog = Watchdog(
+        board,
+        report=say_failure,
+        exit_after_s=exit_after_s,
+        blocking_s=_blocking_s(config, transport),
+    )
+    try:
+        with watchdog:
+            try:
+                done = _run(config, folder, transport, inbox, emit, killed, watchdog)
+            except Killed:
+                board.record.left()
+                raise
+            except BaseException as error:
+                explained = watchdog.explain(error)
+                say_failure(explained)
+                board.record.failed(f"{type(explained).__name__}: {explained}")
+                raise explained from error
+            board.record.left()
+    except RankFailureError:
+        end_silent_ranks(board, silent_s=watchdog.silent_s)
+        raise
+    except BaseException as error:
+        say_failure(error)
+        raise
+    emit(done)
+
+
+def _run(
+    config: RolloutConfig,
+    folder: FilePath,
+    transport: ProcessTransport,
+    inbox: Inbox,
+    emit: Callable[[Event], None],
+    killed: threading.Event,
+    watchdog: Watchdog,
+) -> RankReport:
+    load_by = time.monotonic() + config.launch.load_timeout_s
+    first = FirstPasses(transport.board.record, config.launch.load_timeout_s)
 
     def park(seconds: float) -> None:
-        _check(killed)
+        check()
         inbox.wait(seconds)
 
     def check() -> None:
+        watchdog.check()  # first: a failure is why others want this rank ended
         _check(killed)
 
-    waiter = transport.waiter
-    try:
-        mine = blocks_for(config, folder, transport.device)
-        agreeing = agreed_minimum(transport, mine, config.launch.load_timeout_s)
-        num_blocks = run_blocking(agreeing, park=park, waiter=waiter, check=check)
-        rank = compose(config, folder, transport, inbox, emit, num_blocks=num_blocks)
-        # Ranks load at different speeds; the short deadlines hold from here on.
-        meeting = _meet(transport, config.launch.load_timeout_s)
-        run_blocking(meeting, park=park, waiter=waiter, check=check)
-        emit(rank.ready)
-        ready_at = time.process_time()
-        journal = run_blocking(rank.engine.run(), park=park, waiter=waiter, check=check)
-    except BaseException as error:
-        emit(failure(transport.rank, error))
-        raise
-    emit(report(transport.rank, journal, time.process_time() - ready_at))
+    def drive(work: Forward, patience: Callable[[], float] | None = None) -> Any:
+        return run_blocking(
+            work,
+            park=park,
+            waiter=transport.waiter,
+            check=check,
+            progress=first,
+            patience=patience,
+        )
+
+    def left() -> float:
+        return max(1.0, load_by - time.monotonic())
+
+    mine = blocks_for(config, folder, transport.device)
+    num_blocks = drive(agreed_minimum(transport, mine, left()))
+    rank = compose(config, folder, transport, inbox, emit, num_blocks=num_blocks, progress=first)
+    # Ranks load at different speeds; the short deadlines hold from here on.
+    drive(_meet(transport, left()))
+    emit(rank.ready)
+    ready_at = time.process_time()
+    first.expect(rank.paths)
+    journal = drive(rank.engine.run(), first.patience)
+    return report(transport.rank, journal, time.process_time() - ready_at)
+
+
+def _blocking_s(config: RolloutConfig, transport: ProcessTransport) -> float | None:
+    """On a GPU the host waits inside the device's library, where no deadline of ours is seen."""
+    launch = config.launch
+    if transport.device.type == "cpu":
+        return None
+    return max(launch.load_timeout_s, launch.ticket_timeout_s, launch.exchange_timeout_s)
 
 
 class Killed(Exception):

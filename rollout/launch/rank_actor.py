@@ -19,6 +19,8 @@ from .interface import choose_interface
 from .processes import ProcessTransport
 from .rank import failure, run_process
 
+_EXIT_AFTER_S = 3.0
+
 
 class RankActor:
     """Runs its rank in a thread; every method returns soon and may be called while it runs.
@@ -86,10 +88,24 @@ class RankActor:
             store = self._store or TCPStore(
                 host, port, world, timeout=timedelta(seconds=launch.connect_timeout_s)
             )
-            transport = ProcessTransport(rank=self._rank, world=world, store=store, launch=launch)
+            transport = ProcessTransport(
+                rank=self._rank,
+                world=world,
+                store=store,
+                launch=launch,
+                engines=config.layout.engines,
+            )
         except Exception as error:
             self._emit(failure(self._rank, error))
             return
         never = threading.Event()  # an actor is ended with its process
         with contextlib.suppress(Exception), transport:  # it was its last word
-            run_process(config, folder, transport, self._inbox, self._emit, never)
+            run_process(
+                config,
+                folder,
+                transport,
+                self._inbox,
+                self._emit,
+                never,
+                exit_after_s=_EXIT_AFTER_S,
+            )

@@ -15,6 +15,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from interlace.comm.process_state import is_stopped
 from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import EnvironmentHost, HostDied
@@ -62,6 +64,7 @@ class RayLauncher:
         self._group: Any = None
         self._seats: list[int] = []  # of each rank: its bundle
         self._actors: list[Any] = []
+        self._pids: list[int] = []
         self._readers: list[threading.Thread] = []
         self._ending = False
 
@@ -77,7 +80,7 @@ class RayLauncher:
         self._place(launch.connect_timeout_s)
         self._actors = [self._rank_actor(rank) for rank in range(world)]
         deadline = time.monotonic() + launch.load_timeout_s
-        self._each("hello", deadline)
+        self._pids = self._each("hello", deadline)
         host = self._address_of_rank_0()
         port = self._ask(0, "listen", deadline, host, world)
         job = self._config.model_dump_json(), str(self._folder), host, port
@@ -88,7 +91,8 @@ class RayLauncher:
             )
             reader.start()
             self._readers.append(reader)
-        self._roll.await_ready(launch.load_timeout_s)
+        # A rank that is stuck is found by the others within the deadline, with a reason.
+        self._roll.await_ready(launch.connect_timeout_s + launch.load_timeout_s + _GRACE_S)
 
     def send(self, leader: int, command: Command) -> None:
         if not self._ending:
@@ -114,6 +118,7 @@ class RayLauncher:
         if self._cluster.is_open:
             for actor in self._actors:
                 ray.kill(actor)
+            self._kill_stopped()
             for reader in self._readers:
                 reader.join(_GRACE_S)
             if self._group is not None:
@@ -169,24 +174,38 @@ class RayLauncher:
         addresses = (n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node)
         return str(next(addresses))
 
-    def _each(self, method: str, deadline: float, *args: Any) -> None:
+    def _each(self, method: str, deadline: float, *args: Any) -> list[Any]:
         """Call a method of all ranks at once. Raises LaunchError naming the rank that fails."""
         refs = [getattr(actor, method).remote(*args) for actor in self._actors]
-        for rank, ref in enumerate(refs):
-            _answer(ref, rank, deadline)
+        return [_answer(ref, rank, deadline) for rank, ref in enumerate(refs)]
 
     def _ask(self, rank: int, method: str, deadline: float, *args: Any) -> Any:
         return _answer(getattr(self._actors[rank], method).remote(*args), rank, deadline)
 
+    def _kill_stopped(self) -> None:
+        """Ray asks a process to end, which one that is stopped does not hear."""
+        here = ray.get_runtime_context().get_node_id()
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        for pid, seat in zip(self._pids, self._seats, strict=False):
+            if nodes[seat] == here and is_stopped(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def _read(self, rank: int) -> None:
         """Deliver the events of one rank until its last word, or the end of its process."""
+        launch = self._config.launch
         take = self._actors[rank].take.options(concurrency_group="events")
+        # Its peers, if it has any, notice earlier and know more.
+        longest = max(launch.ticket_timeout_s, launch.exchange_timeout_s) + 2 * _GRACE_S
         try:
             while True:
-                for event in map(decode_event, ray.get(take.remote(_POLL_S))):
+                events = ray.get(take.remote(_POLL_S), timeout=longest)
+                for event in map(decode_event, events):
                     self._roll.take(event)
                     if isinstance(event, RankReport | RankFailure):
                         return
+        except GetTimeoutError:
+            self._roll.lost(rank, f"its process has not answered for {longest:g} s")
         except RayError as error:
             self._roll.lost(rank, f"its process is gone: {_one_line(error)}")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from interlace.rollout.messages import Event, RankFailure, RankReady, RankReport
 
 from .launcher import EventSink, LaunchError
 
 _GRACE_S = 2.0
+_LOST_GRACE_S = 2.5
 _CONSEQUENCES = ("PeerLostError", "CollectiveTimeoutError")
 
 
@@ -16,8 +18,8 @@ class RollCall:
     """Counts the ranks of a job and passes their events on; of all failures it passes on one.
 
     When a rank dies its peers fail too, and often say so first. A failure is therefore held back
-    for `grace_s` seconds, in which the cause may come in: a lost process before a rank that
-    raised, and that before ranks that merely missed another one.
+    for `grace_s` seconds, in which the cause may come in: a diagnosis of all ranks before
+    anything else, then a lost process, a rank that raised, and ranks that merely missed another.
     """
 
     def __init__(self, world: int, on_event: EventSink, grace_s: float = _GRACE_S) -> None:
@@ -42,9 +44,13 @@ class RollCall:
             self._add(self._ended, event.rank)
 
     def lost(self, rank: int, why: str) -> None:
-        """The process of a rank is gone; of no interest if it had said its last word."""
+        """The process of a rank is gone; of no interest if it had said its last word.
+
+        Its peers see that too, and have a moment to say what they all were doing.
+        """
         if rank not in self._ended:
-            self._conclude(RankFailure(rank=rank, error=why, traceback=""))
+            cause = RankFailure(rank=rank, error=why, traceback="")
+            _later(min(_LOST_GRACE_S, self._grace_s), lambda: self._conclude(cause))
 
     def await_ready(self, seconds: float) -> None:
         """Until every rank is ready. Raises LaunchError naming the failure or who is missing."""
@@ -69,10 +75,10 @@ class RollCall:
             self._ended.add(failure.rank)
             self._failures.append(failure)
             first = len(self._failures) == 1
-        if first:
-            timer = threading.Timer(self._grace_s, self._judge)
-            timer.daemon = True
-            timer.start()
+        if failure.diagnosis is not None:
+            self._conclude(failure)
+        elif first:
+            _later(self._grace_s, self._judge)
 
     def _judge(self) -> None:
         raised = (
@@ -94,9 +100,15 @@ class RollCall:
                 lambda: self._cause is not None or (len(ranks) == self._world), seconds
             )
             if self._cause is not None:
-                raise LaunchError(f"rank {self._cause.rank}: {self._cause.error}")
+                raise LaunchError(self._cause.text, self._cause.diagnosis)
             missing = sorted(set(range(self._world)) - ranks)
         if missing:
             raise LaunchError(
                 f"not all ranks {what} within {seconds:g} s: {missing} of {self._world} are missing"
             )
+
+
+def _later(seconds: float, function: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()

@@ -6,11 +6,13 @@ the store that torchrun already runs.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,6 +23,7 @@ from pathlib import Path as FilePath
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from interlace.comm.watchdog import EXIT_CODE
 from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import SubprocessHost
@@ -41,9 +44,12 @@ from .launcher import EventSink, LaunchError
 from .processes import ProcessTransport
 from .rank import failure, run_process
 from .roll_call import RollCall
+from .signal_patience import SignalPatience
+from .silent_ranks import GRACE_S
 
 _HELLO = "collector"
-_GRACE_S = 5.0
+_GRACE_S, _REASON_S = 5.0, 0.5
+_FAILED_GRACE_S = GRACE_S + 1.0
 
 
 class TorchrunLauncher:
@@ -73,6 +79,7 @@ class TorchrunLauncher:
         self._inbox = Inbox()
         self._killed, self._abandoned = threading.Event(), threading.Event()
         self._connections: dict[int, Connection] = {}
+        self._said = threading.Event()
         self._last_word: RankReport | RankFailure | None = None
         self._rank_thread: threading.Thread | None = None
         self._accepting: threading.Thread | None = None
@@ -81,6 +88,7 @@ class TorchrunLauncher:
         launch = self._config.launch
         self._roll = RollCall(self._config.layout.world, on_event)
         self._store = self._join_store()
+        self._patience = SignalPatience()
         if self.is_driver:
             self._accept(self._listen())
             emit: Callable[[Event], None] = self._roll.take
@@ -109,10 +117,13 @@ class TorchrunLauncher:
                 for leader in range(self.num_leaders):
                     self.send(leader, Stop())
                 self._roll.await_ended(self._config.launch.ticket_timeout_s + _GRACE_S)
-            self._rank_thread.join()
+            self._said.wait()
             if isinstance(self._last_word, RankFailure):
+                if self._last_word.diagnosis is not None:
+                    raise LaunchError(self._last_word.text, self._last_word.diagnosis)
                 gone = self._abandoned.wait(1.0) and "rank 0 is gone or has given up; "
                 raise LaunchError(f"{gone or ''}rank {self._rank}: {self._last_word.error}")
+            self._patience.end()
         finally:
             self.kill()
 
@@ -121,7 +132,11 @@ class TorchrunLauncher:
         self._killed.set()
         self._roll.close()
         if self._rank_thread is not None and self._rank_thread is not threading.current_thread():
-            self._rank_thread.join(_GRACE_S)
+            failed = isinstance(self._last_word, RankFailure)
+            self._rank_thread.join(_FAILED_GRACE_S if failed else _GRACE_S)
+            if self._rank_thread.is_alive():
+                # It stands inside a collective, and so would the end of the interpreter.
+                atexit.register(_leave)
         for connection in list(self._connections.values()):
             _hang_up(connection)
         self._connections.clear()
@@ -137,18 +152,32 @@ class TorchrunLauncher:
         def say(event: Event) -> None:
             if isinstance(event, RankReport | RankFailure):
                 self._last_word = event
+                self._said.set()  # first: if rank 0 has stopped, telling it may take for ever
             emit(event)
 
         choose_interface(self._host, self._port)
         try:
             transport = ProcessTransport(
-                rank=rank, world=config.layout.world, store=self._store, launch=config.launch
+                rank=rank,
+                world=config.layout.world,
+                store=self._store,
+                launch=config.launch,
+                engines=config.layout.engines,
             )
         except Exception as error:
             say(failure(rank, error))
             return
         with contextlib.suppress(Exception), transport:  # it was its last word
-            run_process(config, self._folder, transport, self._inbox, say, self._killed)
+            # The caller's thread learns of a failure whatever becomes of this one.
+            run_process(
+                config,
+                self._folder,
+                transport,
+                self._inbox,
+                say,
+                self._killed,
+                exit_after_s=None,
+            )
 
     def _join_store(self) -> Store:
         """The part of torchrun's store that belongs to this rollout and no other of the script."""
@@ -256,7 +285,14 @@ class TorchrunLauncher:
         except (EOFError, OSError):
             # Rank 0 hangs up last if all is well; otherwise there is nobody left to work for.
             self._abandoned.set()
+            self._said.wait(_REASON_S)  # its watchdog may know why
             self._killed.set()
+
+
+def _leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_CODE)
 
 
 def _hang_up(connection: Connection) -> None:

@@ -161,7 +161,7 @@ def test_a_rank_killed_on_the_other_host_is_named_and_nothing_is_left(
         ranks = running.await_sight(RANK[kind], count=2)
         os.kill(next(p for p, network in ranks.items() if network != worker), signal.SIGKILL)
         assert running.await_end() == 1
-    assert re.search(r"rank [01]: its process is gone", running.output.read_text())
+    assert re.search(r"rank [01] is DEAD: ", running.output.read_text())
 
 
 @pytest.mark.parametrize("kind", marked("torchrun"))
