@@ -58,6 +58,8 @@ class StepRecord:
     waited_s: float
     """Seconds this rank spent waiting (exchange, collectives, parked) and not computing."""
     parked_ms: int
+    sampled: tuple[int, ...] = ()
+    """Trajectories of this rank that were given a token by the end of this step."""
     preempted: int = 0
     """Sequences of this rank that gave their blocks back in this step."""
 

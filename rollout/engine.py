@@ -138,6 +138,7 @@ class Engine:
                 control_bytes=agreement.num_bytes,
                 waited_s=parked_s + self._sequencer.waited_s - waited_before,
                 parked_ms=plan.park_ms,
+                sampled=self.part.sampled,
                 preempted=self.part.num_preemptions - preempted_before,
             )
         )

@@ -42,6 +42,11 @@ class Part(Protocol):
         """Sequences that gave their blocks back, so far."""
         ...
 
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """Trajectories that were given a token in this step, which is not agreed yet."""
+        ...
+
     def propose(self, rank: int, hashes: tuple[int, ...]) -> Proposal:
         """Take in what has arrived and say what this rank could do."""
         ...
@@ -81,6 +86,10 @@ class Leader:
     @property
     def num_preemptions(self) -> int:
         return self.scheduler.num_preemptions
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        return self.scheduler.sampled
 
     def propose(self, rank: int, hashes: tuple[int, ...]) -> Proposal:
         for command in self._inbox.drain():
@@ -143,6 +152,7 @@ class Follower:
 
     leads = False
     num_preemptions = 0
+    sampled: tuple[int, ...] = ()
 
     def __init__(self, leader: Communicator) -> None:
         """`leader`: the group's control communicator, whose first member leads."""

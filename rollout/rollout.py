@@ -83,6 +83,11 @@ class Rollout:
         return self._meter.running
 
     @property
+    def asked(self) -> Sequence[tuple[int, float]]:
+        """Trajectory and time of every turn asked of the ranks; on one host, by their clock."""
+        return self._turns.asked
+
+    @property
     def is_driver(self) -> bool:
         return self._launcher is None or self._launcher.is_driver
 

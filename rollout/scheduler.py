@@ -220,6 +220,11 @@ class Scheduler:
         for rows in self._flights.pop("prefill", ()):
             self._waiting.append(rows.sequence)
 
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """Trajectories that were given a token which no exchange has agreed to yet."""
+        return tuple(item.sequence.request.trajectory for item in self._provisional)
+
     # ---- inside
 
     def _everyone(self) -> Iterable[Turn]:

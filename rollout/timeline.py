@@ -12,10 +12,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from numpy.typing import NDArray
 
-from interlace.comm.journal import StepRecord, TicketRecord
 from interlace.rollout.figures import DECODE, PREFILL, Records, figures
+from interlace.rollout.rank_time import shares_over_time, waits
 
 COLOURS = {PREFILL: "#e8743b", DECODE: "#2f6db5"}
 OTHER_COLOURS = ("#3a9d78", "#8a5aa8", "#b59b2f")
@@ -98,7 +97,7 @@ def _draw_overview(
     edges = np.linspace(0.0, max(end, 1e-6), NUM_BINS + 1)
     axes = figure.subplots(len(records), 1, sharex=True, squeeze=False)[:, 0]
     for axis, (rank, (steps, tickets)) in zip(axes, records.items(), strict=True):
-        shares = _shares(steps, tickets, paths, edges + zero)
+        shares = shares_over_time(steps, tickets, paths, edges + zero)
         level = np.zeros(NUM_BINS)
         for name, share in shares.items():
             top = np.minimum(level + share, 1.0)
@@ -122,54 +121,6 @@ def _draw_overview(
     patches += [Patch(color=HOST, label="host code"), Patch(color=WAITING, label="waits")]
     patches.append(Patch(facecolor="none", edgecolor=INK, lw=0.8, label="close-up below"))
     _legend(figure, patches)
-
-
-def _shares(
-    steps: Sequence[StepRecord],
-    tickets: Sequence[TicketRecord],
-    paths: Sequence[str],
-    edges: NDArray[np.float64],
-) -> dict[str, NDArray[np.float64]]:
-    """Per bin, the share computed for each path and, last, spent in host code."""
-    width = np.diff(edges)
-    shares = {
-        name: _covered([(t.resumed_at, t.computed_at) for t in tickets if t.path == name], edges)
-        for name in paths
-    }
-    in_steps = _covered([(step.began_at, step.ended_at) for step in steps], edges)
-    busy = sum(shares.values(), _covered(_waits(steps, tickets), edges))
-    shares["host"] = np.maximum(in_steps - busy, 0.0)
-    return {name: share / width for name, share in shares.items()}
-
-
-def _waits(
-    steps: Sequence[StepRecord], tickets: Sequence[TicketRecord]
-) -> list[tuple[float, float]]:
-    """When the rank only waited: at the end of collectives, and at the beginning of a step.
-
-    What a step waited beyond its collectives it waited in its exchange or parked.
-    """
-    waits = [(ticket.settled_at - ticket.waited_s, ticket.settled_at) for ticket in tickets]
-    starts = np.array([step.began_at for step in steps])
-    of_step = np.searchsorted(starts, [stop for _, stop in waits], side="right") - 1
-    in_tickets = np.zeros(len(steps))
-    np.add.at(in_tickets, of_step, [ticket.waited_s for ticket in tickets])
-    for step, counted in zip(steps, in_tickets.tolist(), strict=True):
-        waits.append((step.began_at, step.began_at + max(0.0, step.waited_s - counted)))
-    return waits
-
-
-def _covered(
-    spans: Sequence[tuple[float, float]], edges: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Seconds of each bin that lie in the spans (overlapping ones count twice)."""
-    passed = np.zeros_like(edges)
-    for side, sign in ((0, 1), (1, -1)):
-        points = np.sort(np.array([span[side] for span in spans], np.float64)) - edges[0]
-        before = np.searchsorted(points, edges - edges[0])
-        sums = np.concatenate([[0.0], np.cumsum(points)])
-        passed += sign * ((edges - edges[0]) * before - sums[before])
-    return np.diff(passed)
 
 
 def _draw_close_up(
@@ -217,7 +168,7 @@ def _draw_close_up(
         bars([(steps[0].began_at, steps[-1].ended_at)], below, 0.16, facecolor=HOST)
         computed = [(ticket.resumed_at, ticket.computed_at) for ticket in tickets]
         bars(computed, below, 0.2, facecolor="white", edgecolor="white", linewidth=0.5)
-        bars(_waits(steps, tickets), below, 0.16, facecolor=INK)
+        bars(waits(steps, tickets), below, 0.16, facecolor=INK)
         labelled = -1.0
         for step in steps:
             at = (step.began_at - origin) * scale

@@ -136,6 +136,7 @@ def _step(args: dict[str, Any]) -> StepRecord:
             "finished": tuple(args["finished"]),
             "rows": _pairs(args["rows"]),
             "num_tickets": _pairs(args["num_tickets"]),
+            "sampled": tuple(args["sampled"]),
         }
     )
 
