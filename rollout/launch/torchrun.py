@@ -162,7 +162,6 @@ class TorchrunLauncher:
                 world=config.layout.world,
                 store=self._store,
                 launch=config.launch,
-                engines=config.layout.engines,
             )
         except Exception as error:
             say(failure(rank, error))
