@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday test-hosts bench bench-window layouts model swaps test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday test-hosts test-failures bench bench-window layouts model swaps test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp
@@ -37,6 +37,9 @@ docs: $(READY)  ## write the pages that are made from code
 
 firstday: $(READY)  ## every command and Python block of the documentation, in empty homes
 	$(BIN)/pytest tests/docs -m firstday -o faulthandler_timeout=0
+
+test-failures: $(READY)  ## every way in which a rank can fail, on real jobs
+	$(BIN)/pytest tests/rollout/test_failures.py -m ''
 
 test-hosts: $(READY)  ## all tests of jobs on two hosts; needs root
 	$(BIN)/pytest tests/rollout/test_two_hosts.py -m ''
