@@ -62,6 +62,10 @@ class StepRecord:
     """Trajectories of this rank that were given a token by the end of this step."""
     preempted: int = 0
     """Sequences of this rank that gave their blocks back in this step."""
+    recomputed: int = 0
+    """Rows prefilled in it of tokens that their trajectory had forwarded before."""
+    kv_bytes: int = 0
+    """Keys and values this rank sent to others in it."""
 
 
 class Journal:

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import matplotlib as mpl
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from interlace.rollout.ablation.statistics import paired_ratio, ratio_words
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -89,11 +90,12 @@ def _report(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     figures = {}
     for name in FIGURES:
         columns = {mode: [run[name] for run in runs[mode]] for mode in MODES}
+        ratio = paired_ratio(columns["multiplexed"], columns["serial"])
         figures[name] = {
             **{mode: statistics.median(values) for mode, values in columns.items()},
-            "ratio": _ratio(columns["multiplexed"], columns["serial"]),
+            "ratio": None if ratio is None else ratio.as_json(),
         }
-    low, high = figures["wall_s"]["ratio"]["interval"]
+    low, high = (figures["wall_s"]["ratio"][end] for end in ("low", "high"))
     if len(digests) > 1:
         verdict = f"DIGESTS DIFFER: {sorted(digests)}"
     elif low <= 1 <= high:
@@ -109,27 +111,13 @@ def _report(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
-def _ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, Any] | None:
-    """Median of the paired ratios with a 95 % bootstrap interval; None where serial has zeros."""
-    if not all(under):
-        return None
-    ratios = np.array(over) / np.array(under)
-    draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
-    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
-    return {"median": float(np.median(ratios)), "interval": [float(low), float(high)]}
-
-
 def _table(report: dict[str, Any]) -> Table:
     table = Table(title="medians, and the ratio multiplexed / serial with its 95 % interval")
     for column in ("", *MODES, "ratio"):
         table.add_column(column, justify="right" if column else "left")
     for name, words in FIGURES.items():
         row, ratio = report["figures"][name], report["figures"][name]["ratio"]
-        shown = "-"
-        if ratio is not None:
-            low, high = ratio["interval"]
-            shown = f"{ratio['median']:.3f} [{low:.3f}, {high:.3f}]"
-        table.add_row(words, *(f"{row[mode]:.3g}" for mode in MODES), shown)
+        table.add_row(words, *(f"{row[mode]:.3g}" for mode in MODES), ratio_words(ratio))
     return table
 
 

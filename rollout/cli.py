@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from interlace.rollout import cache
 from interlace.rollout.callbacks import Callback
+from interlace.rollout.commands.ablate import ablate
 from interlace.rollout.commands.collect import collect, environment_errors
 from interlace.rollout.commands.doctor import doctor
 from interlace.rollout.commands.errors import NoEpisodeError, Traceback, one_line_errors
@@ -54,6 +55,7 @@ app.command()(show)
 app.command("eval")(evaluation)
 app.command()(doctor)
 app.command()(verify)
+app.command()(ablate)
 
 
 @app.command()
