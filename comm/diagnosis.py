@@ -222,7 +222,9 @@ def _in_words(
     if waiting and subject is not None:
         parts.append(f"{_listed(waiting)} waited {max(0.0, now - subject.began):.1f} s")
     if not causes:
-        parts.append("every rank that takes part has done its share: the transport stands still")
+        running = any(rank.verdict is Verdict.RUNNING for rank in found.ranks)
+        done = "every rank that takes part has done its share: the transport stands still"
+        parts.append("no rank is seen to be at fault" if running else done)
         parts += [note] if note else []
     quoted = causes[:4] or found.ranks[:4]
     last = "; ".join(

@@ -101,8 +101,11 @@ class StoreBoard:
             (published_at,) = _HEAD.unpack_from(payload)
             states, record = payload[_HEAD.size :][: self.world], payload[_HEAD.size + self.world :]
             if now - received_at < 10 * _PERIOD_S:
+                # What it says of itself was true when it could say so.
                 told.update(
-                    (other, _STATES[code]) for other, code in enumerate(states) if code != ord("u")
+                    (other, _STATES[code])
+                    for other, code in enumerate(states)
+                    if code != ord("u") and other != rank
                 )
             found.append(read_record(record, rank, received_at - published_at))
         found[self.rank] = read_record(self._memory, self.rank)

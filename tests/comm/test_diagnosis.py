@@ -208,6 +208,17 @@ def test_waits_that_are_no_tickets_are_compared_in_words() -> None:
     )
 
 
+def test_a_rank_on_another_host_is_dead_if_its_connection_broke_and_it_is_silent() -> None:
+    """One that is only silent may be stopped."""
+    silent = replace(SILENT, process=ProcessState.UNKNOWN)
+    lost = told(waiting(0), silent, deadline_s=0.0, note="PeerLostError: reset by peer")
+    assert lost.ranks[1].verdict is Verdict.DEAD
+    alive = replace(silent, alive_at=NOW - 0.2)
+    unclear = told(waiting(0), alive, deadline_s=0.0, note="PeerLostError: reset by peer")
+    assert not unclear.causes
+    assert "no rank is seen to be at fault; PeerLostError: reset by peer" in unclear.text
+
+
 def test_if_all_have_posted_the_transport_is_named_and_what_it_said() -> None:
     found = told(waiting(0), waiting(1), note="PeerLostError: connection reset")
     assert not found.causes
