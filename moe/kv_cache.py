@@ -59,6 +59,7 @@ class KVCache:
         self.num_layers = num_layers
         self.num_blocks = num_blocks
         self.dtype = dtype
+        self.device = torch.device(device)
         self._pools = {
             name: torch.zeros(
                 (num_layers, num_blocks, heads, BLOCK_SIZE, width), dtype=dtype, device=device
@@ -87,3 +88,26 @@ class KVCache:
         for source, target in steps:
             for pool in self._pools.values():
                 pool[:, target] = pool[:, source]
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block over all layers and planes."""
+        return sum(pool.nbytes // self.num_blocks for pool in self._pools.values())
+
+    def read_blocks(self, blocks: Sequence[int]) -> torch.Tensor:
+        """[N, block_bytes] uint8: copies of whole blocks over all layers and planes."""
+        num, chosen = len(blocks), list(blocks)
+        parts = []
+        for pool in self._pools.values():
+            of_block = pool[:, chosen].transpose(0, 1).contiguous()
+            parts.append(of_block.view(num, pool[:, 0].numel()).view(torch.uint8))
+        return torch.cat(parts, dim=1)
+
+    def write_blocks(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """Put what `read_blocks` of a cache with the same planes gave into these blocks."""
+        num, chosen = len(blocks), list(blocks)
+        widths = [pool.nbytes // self.num_blocks for pool in self._pools.values()]
+        for pool, part in zip(self._pools.values(), rows.split(widths, dim=1), strict=True):
+            of_layer = (pool.shape[0], *pool.shape[2:])
+            values = part.contiguous().view(self.dtype).view(num, *of_layer)
+            pool[:, chosen] = values.transpose(0, 1)

@@ -1,8 +1,9 @@
 """What one data-parallel group does next: its leader's queues, blocks and provisional results.
 
 Life of a sequence: waiting -> in flight (one chunk of prefill; back to waiting while context is
-left) -> running (one decode row a step) -> finished. What a forward pass produced is provisional
-until the next exchange has agreed on the step; only `commit` makes it real.
+left) -> running (one decode row a step) -> finished. Where other ranks prefill: waiting -> away
+(its blocks reserved) -> running. What a forward pass produced is provisional until the next
+exchange has agreed on the step; only `commit` makes it real.
 
 A lease grows with its sequence. When blocks run out, the running sequence that came last is
 preempted: it gives its blocks back, waits, and is prefilled again with what it has sampled so far.
@@ -12,7 +13,7 @@ is not there changes no collective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,11 @@ from interlace.moe.description import Description
 
 from .block_manager import BlockManager
 from .messages import TurnRequest, TurnResult
+from .rows import Rows, describe_rows
 from .sequence import Sequence as Turn
+
+_NextBlock = tuple[int, tuple[int, ...]]
+"""Index of a block, and the context up to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +39,6 @@ class Drawn:
     logprob_raw: float
     logprob: float
     ends_choice: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """The rows of one sequence in a forward pass."""
-
-    sequence: Turn
-    start: int
-    stop: int
-
-    @property
-    def samples(self) -> bool:
-        return self.stop == len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +71,38 @@ class Scheduler:
         self._text_of = text_of
         self._waiting: list[Turn] = []
         self._running: list[Turn] = []
-        self._flights: dict[str, list[_Rows]] = {}
+        self._flights: dict[str, list[Rows]] = {}
+        self._away: dict[Turn, _NextBlock | None] = {}
+        """Being prefilled by other ranks -> the first block that is computed for it there."""
         self._provisional: list[_Provisional] = []
         self._results: list[TurnResult] = []
         self._waited, self._stopping, self._arrived = 0, False, 0
         self.num_preemptions = 0
+        self.num_recomputed = 0
+        """Rows prefilled of tokens which their trajectory had forwarded before."""
 
     # ---- intake
 
-    def submit(self, request: TurnRequest) -> None:
-        """Queue a turn. ValueError if its context leaves no room, or can never fit the pool."""
-        sequence = Turn.of(request, max_context=self._max_context, expert_shape=self._expert_shape)
+    def submit(
+        self,
+        request: TurnRequest,
+        *,
+        generated: Sequence[int] = (),
+        num_forwarded: int | None = None,
+    ) -> Turn:
+        """Queue a turn. ValueError if its context leaves no room, or can never fit the pool.
+
+        `generated`: what the turn has sampled so far, elsewhere; `num_forwarded`: the tokens
+        forwarded there, by default those whose experts the request says are known.
+        """
+        sequence = Turn.of(
+            request,
+            max_context=self._max_context,
+            expert_shape=self._expert_shape,
+            generated=generated,
+        )
+        if num_forwarded is not None:
+            sequence.num_forwarded = num_forwarded
         needed = self.blocks.blocks_for(len(sequence.experts))
         if needed > self.blocks.num_blocks:
             raise ValueError(
@@ -99,6 +112,7 @@ class Scheduler:
         sequence.arrival = self._arrived
         self._arrived += 1
         self._waiting.append(sequence)
+        return sequence
 
     def abort(self, trajectory: int) -> None:
         """End the trajectory's turn as `aborted`; one in flight ends when its chunk returns."""
@@ -147,11 +161,11 @@ class Scheduler:
                 self._ensure_room(sequence)
         self._running.sort(key=lambda s: s.request.trajectory)
         rows = [
-            _Rows(sequence=s, start=len(s.token_ids) - 1, stop=len(s.token_ids))
+            Rows(sequence=s, start=len(s.token_ids) - 1, stop=len(s.token_ids))
             for s in self._running
         ]
         self._flights["decode"] = rows
-        return _describe(rows, ())
+        return describe_rows(rows, ())
 
     def describe_prefill(self) -> Description:
         """The next chunk: sequences in order of arrival until `chunk_tokens` are reached.
@@ -162,30 +176,17 @@ class Scheduler:
         """
         room, rows = self._chunk_tokens, []
         copies: list[tuple[int, int]] = []
-        coming: set[tuple[int, tuple[int, ...]]] = set()
-        places = self._max_running - len(self._running)
-        short = False
-        for sequence in self._wanted():
-            if room == 0 or places == 0:
-                break
-            key = self._next_block(sequence)
-            if sequence.lease is None and (short or key in coming):
-                continue
-            if not self._ensure_lease(sequence):
-                short = True
-                continue
+        for sequence, _ in self._admitted():
             assert sequence.lease is not None
             copies += self.blocks.copies_of(sequence.lease)
             num = min(room, sequence.num_uncomputed)
             start = sequence.num_computed
-            rows.append(_Rows(sequence=sequence, start=start, stop=start + num))
-            self._waiting.remove(sequence)
-            if key is not None:
-                coming.add(key)
+            rows.append(Rows(sequence=sequence, start=start, stop=start + num))
             room -= num
-            places -= 1
+            if room == 0:
+                break
         self._flights["prefill"] = rows
-        return _describe(rows, copies)
+        return describe_rows(rows, copies)
 
     def sampling_rows(self, work: str) -> list[Turn]:
         """The sequences a returned forward pass drew logits for, in the order of its rows."""
@@ -209,11 +210,56 @@ class Scheduler:
             at += num
             if work == "prefill":
                 sequence.num_prefilled += num
+                again = min(rows.stop, sequence.num_forwarded) - rows.start
+                self.num_recomputed += max(0, again)
+            sequence.num_forwarded = max(sequence.num_forwarded, rows.stop)
             if rows.samples:
                 item = _Provisional(sequence=sequence, drawn=next(samples), version=version)
                 self._provisional.append(item)
             else:
                 self._waiting.append(sequence)
+
+    def depart(self) -> list[Turn]:
+        """Those that other ranks shall prefill now, with blocks for their whole context reserved.
+
+        In order of arrival, as long as there are places and blocks; a sequence whose next whole
+        block is being computed for another waits for it.
+        """
+        departing = []
+        for sequence, key in self._admitted():
+            self._away[sequence] = key
+            departing.append(sequence)
+        return departing
+
+    def away(self, trajectory: int) -> Turn | None:
+        """The trajectory's turn, if other ranks prefill it."""
+        return next((s for s in self._away if s.request.trajectory == trajectory), None)
+
+    def arrive(self, result: TurnResult) -> None:
+        """Other ranks have prefilled a turn, as one that ends with its next token: hold that until
+        `commit`. All keys and values are in the blocks reserved, unless it was aborted."""
+        sequence = self.away(result.trajectory)
+        assert sequence is not None, f"trajectory {result.trajectory} is not away"
+        del self._away[sequence]
+        sequence.num_prefilled += result.prefill_tokens
+        if result.finish == "aborted":
+            self._waiting.append(sequence)
+            return
+        num = len(sequence.token_ids)
+        experts = np.frombuffer(result.experts, np.uint8).reshape(result.experts_shape)
+        sequence.experts[sequence.num_computed : num] = experts
+        sequence.num_computed = sequence.num_forwarded = num
+        if not sequence.generated:
+            sequence.num_cached = result.cached_tokens
+        drawn = Drawn(
+            token=result.token_ids[-1],
+            logprob_raw=result.logprobs_raw[-1],
+            logprob=result.logprobs[-1],
+            ends_choice=result.finish == "choice",
+        )
+        self._provisional.append(
+            _Provisional(sequence=sequence, drawn=drawn, version=result.versions[-1])
+        )
 
     def drop_prefill(self) -> None:
         """The in-flight chunk was abandoned: nothing of it was computed."""
@@ -230,6 +276,7 @@ class Scheduler:
     def _everyone(self) -> Iterable[Turn]:
         yield from self._waiting
         yield from self._running
+        yield from self._away
         for rows in self._flights.get("prefill", ()):
             yield rows.sequence
         for item in self._provisional:
@@ -241,16 +288,40 @@ class Scheduler:
         took it once more would be dropped again, in every step, before those behind it."""
         return sorted((s for s in self._waiting if not s.aborted), key=_arrival)
 
+    def _admitted(self) -> Iterator[tuple[Turn, _NextBlock | None]]:
+        """Who leaves the queue: those that find a place and blocks, or have some, in order of
+        arrival; with the next whole block that is to be computed. No two share that."""
+        places = self._max_running - len(self._running) - len(self._away)
+        coming = set(self._away.values()) - {None}
+        short = False
+        for sequence in self._wanted():
+            if places <= 0:
+                break
+            key = self._next_block(sequence)
+            if sequence.lease is None and (short or key in coming):
+                continue
+            if not self._ensure_lease(sequence):
+                short = True
+                continue
+            self._waiting.remove(sequence)
+            if key is not None:
+                coming.add(key)
+            places -= 1
+            yield sequence, key
+
     def _admissible_tokens(self) -> int:
         """Tokens that could be prefilled now; at least the first in the queue truly fits."""
         joining = self._num_joining
-        in_flight = len(self._flights.get("prefill", ()))
+        in_flight = len(self._flights.get("prefill", ())) + len(self._away)
         places = self._max_running - len(self._running) - joining - in_flight
+        coming = set(self._away.values()) - {None}
         tokens, short = 0, False
         for sequence in self._wanted():
             if places <= 0:
                 break
             if sequence.lease is None:
+                if coming and self._next_block(sequence) in coming:
+                    continue
                 known, total = sequence.token_ids, len(sequence.token_ids) + 1
                 # twice: by then the running ones may have taken what is spared for them now
                 spare = 2 * (self._spare + joining)
@@ -307,7 +378,7 @@ class Scheduler:
             self.blocks.give_back(sequence.lease, sequence.token_ids[:num], sequence.experts[:num])
             sequence.lease = None
 
-    def _next_block(self, sequence: Turn) -> tuple[int, tuple[int, ...]] | None:
+    def _next_block(self, sequence: Turn) -> _NextBlock | None:
         """Index and prefix of the first whole block that is not cached, or None."""
         context, size = sequence.token_ids, self.blocks.block_size
         index = len(self.blocks.tree.match(context, len(context) - 1).nodes)
@@ -355,26 +426,3 @@ class Scheduler:
 
 def _arrival(sequence: Turn) -> int:
     return sequence.arrival
-
-
-def _describe(rows: Sequence[_Rows], copies: Iterable[tuple[int, int]]) -> Description:
-    ids: list[int] = []
-    positions: list[int] = []
-    bounds, sample_rows = [0], []
-    tables = []
-    for item in rows:
-        assert item.sequence.lease is not None
-        ids += item.sequence.token_ids[item.start : item.stop]
-        positions += range(item.start, item.stop)
-        bounds.append(len(ids))
-        tables.append(tuple(item.sequence.lease.block_table))
-        if item.samples:
-            sample_rows.append(len(ids) - 1)
-    return Description(
-        input_ids=tuple(ids),
-        positions=tuple(positions),
-        cu_seqlens_q=tuple(bounds),
-        block_tables=tuple(tables),
-        sample_rows=tuple(sample_rows),
-        block_copies=tuple(copies),
-    )

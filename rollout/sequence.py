@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,8 @@ class Sequence:
     """Of the context, found in the cache when the turn was first admitted."""
     num_prefilled: int = 0
     """Rows prefilled; after a preemption tokens are counted again."""
+    num_forwarded: int = 0
+    """Leading tokens that the trajectory has forwarded, in this turn or an earlier one."""
     arrival: int = 0
     """Place in the order of arrival: who came later gives way first."""
     aborted: bool = False
@@ -37,9 +40,17 @@ class Sequence:
 
     @classmethod
     def of(
-        cls, request: TurnRequest, *, max_context: int, expert_shape: tuple[int, int]
+        cls,
+        request: TurnRequest,
+        *,
+        max_context: int,
+        expert_shape: tuple[int, int],
+        generated: Iterable[int] = (),
     ) -> Sequence:
-        """A sequence that has nothing yet. ValueError if the context leaves no room to sample."""
+        """A sequence of which nothing is computed here. `generated` was sampled elsewhere.
+
+        ValueError if the context leaves no room to sample.
+        """
         room = max_context - len(request.token_ids)
         if room < 1 or not request.token_ids:
             raise ValueError(
@@ -51,7 +62,8 @@ class Sequence:
         return cls(
             request=request,
             max_tokens=max_tokens,
-            token_ids=list(request.token_ids),
+            token_ids=[*request.token_ids, *generated],
+            num_forwarded=request.experts_from,
             experts=np.zeros((total, *expert_shape), np.uint8),
         )
 
