@@ -7,17 +7,20 @@ from dataclasses import replace
 from typing import Protocol
 
 from interlace.comm.agreement import agree
-from interlace.comm.collectives import Park, perform
+from interlace.comm.collectives import Forward, Park, perform
 from interlace.comm.communicator import Communicator
 from interlace.comm.journal import Journal, StepRecord
 from interlace.comm.plan import PlanConfig, PlanState
 from interlace.comm.sequencer import Sequencer
 from interlace.moe.context import PathContext
+from interlace.moe.description import Description
 from interlace.moe.model import Model
 from interlace.moe.weights import Weights
 
 from .batching import max_rows
 from .group import Part
+from .shipment import Shipment
+from .transfer import transfer
 
 
 class Updates(Protocol):
@@ -84,6 +87,7 @@ class Engine:
         began_at = self._clock()
         waited_before, parked_s = self._sequencer.waited_s, 0.0
         preempted_before = self.part.num_preemptions
+        recomputed_before = self.part.num_recomputed
         proposal = self.part.propose(self.rank, self._sequencer.hashes)
         if self._updates is not None:
             proposal = replace(proposal, update=self._updates.ready())
@@ -101,22 +105,13 @@ class Engine:
             return False
         described = await self.part.describe(plan, self._sequencer.finish)
         started = {
-            name: self._model.forward(
-                self._weights,
-                self._contexts[name],
-                description,
-                max_rows=max_rows(
-                    self._sequencer.paths[name].work,
-                    decoding=plan.decoding,
-                    chunk_tokens=self._chunk_tokens,
-                ),
-            )
+            name: self._forward(name, description, plan.decoding)
             for name, description in described.items()
         }
         outputs = await self._sequencer.walk(plan, started)
-        for name in plan.finish:
+        for name, output in outputs.items():
             with self._sequencer.around(name):  # outputs may still be computed on its stream
-                self.part.complete(name, outputs[name], plan.version)
+                self.part.complete(name, output, plan.version)
         if plan.update and self._updates is not None:
             self._weights = self._updates.install(plan.update)
         self.state = plan.after
@@ -140,6 +135,22 @@ class Engine:
                 parked_ms=plan.park_ms,
                 sampled=self.part.sampled,
                 preempted=self.part.num_preemptions - preempted_before,
+                recomputed=self.part.num_recomputed - recomputed_before,
+                kv_bytes=sum(
+                    shipment.num_rows * self._contexts[name].kv.block_bytes
+                    for name, shipment in described.items()
+                    if isinstance(shipment, Shipment)
+                ),
             )
         )
         return True
+
+    def _forward(self, name: str, description: Description | Shipment, decoding: int) -> Forward:
+        """The path's forward pass; it runs as the plan's tickets come."""
+        context = self._contexts[name]
+        if isinstance(description, Shipment):
+            return transfer(context, description)
+        bound = max_rows(
+            self._sequencer.paths[name].work, decoding=decoding, chunk_tokens=self._chunk_tokens
+        )
+        return self._model.forward(self._weights, context, description, max_rows=bound)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -23,13 +23,18 @@ from .messages import (
     Abort,
     Event,
     Stop,
+    Told,
     TurnRequest,
-    decode_descriptions,
+    TurnResult,
+    decode_told,
     encode,
 )
 from .scheduler import Drawn, Scheduler
+from .shipment import Shipment
+from .transfer import Transferred
 
-Descriptions = dict[str, Description]
+Descriptions = dict[str, Description | Shipment]
+Output = ForwardOutput | Transferred
 
 
 class Part(Protocol):
@@ -40,6 +45,11 @@ class Part(Protocol):
     @property
     def num_preemptions(self) -> int:
         """Sequences that gave their blocks back, so far."""
+        ...
+
+    @property
+    def num_recomputed(self) -> int:
+        """Rows prefilled of tokens that had been forwarded before, so far."""
         ...
 
     @property
@@ -56,11 +66,35 @@ class Part(Protocol):
         ...
 
     async def describe(self, plan: StepPlan, finishing: Finishing) -> Descriptions:
-        """The batches of the paths that start; the same on every rank of the group."""
+        """What goes over the group's paths that start; the same on every rank of the group."""
         ...
 
-    def complete(self, path: str, output: ForwardOutput, version: int) -> None:
+    def complete(self, path: str, output: Output, version: int) -> None:
         """A path's forward pass returned."""
+        ...
+
+
+class Side(Protocol):
+    """What a leader does beyond scheduling where prefill and decode have different ranks."""
+
+    def propose(self, proposal: Proposal) -> Proposal:
+        """The scheduler's proposal, and what there is to send."""
+        ...
+
+    def abort(self, trajectory: int) -> None:
+        """The trajectory's turn is not wanted any more; the scheduler has been told."""
+        ...
+
+    def commit(self, results: list[TurnResult]) -> list[TurnResult]:
+        """The scheduler's results are agreed; the answer is those to be told."""
+        ...
+
+    def ship(self) -> Shipment:
+        """A transfer starts: what goes with it."""
+        ...
+
+    def receive(self, letters: Sequence[tuple[int, bytes]]) -> None:
+        """It has ended: who wrote what. Provisional like all that a step has brought."""
         ...
 
 
@@ -77,15 +111,21 @@ class Leader:
         inbox: Inbox,
         emit: Callable[[Event], None],
         followers: Communicator | None,
+        side: Side | None = None,
     ) -> None:
-        """`followers`: the group's control communicator; None where the leader is alone."""
+        """`paths`: those its group takes part in. `followers`: the group's control communicator;
+        None where the leader is alone. `side`: None where every group prefills and decodes."""
         self.scheduler = scheduler
         self._paths, self._inbox, self._emit = paths, inbox, emit
-        self._followers = followers
+        self._followers, self._side = followers, side
 
     @property
     def num_preemptions(self) -> int:
         return self.scheduler.num_preemptions
+
+    @property
+    def num_recomputed(self) -> int:
+        return self.scheduler.num_recomputed
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -98,23 +138,47 @@ class Leader:
                     self.scheduler.submit(command)
                 case Abort():
                     self.scheduler.abort(command.trajectory)
+                    if self._side is not None:
+                        self._side.abort(command.trajectory)
                 case Stop():
                     self.scheduler.stop()
-        return self.scheduler.propose(rank=rank, hashes=hashes)
+        proposal = self.scheduler.propose(rank=rank, hashes=hashes)
+        return proposal if self._side is None else self._side.propose(proposal)
 
     def commit(self, plan: StepPlan) -> None:
-        for result in self.scheduler.commit():
-            self._emit(result)
+        self.tell_results()
         if plan.drop:
             self.scheduler.drop_prefill()
 
-    async def describe(self, plan: StepPlan, finishing: Finishing) -> Descriptions:
-        described = {name: describe(self.scheduler, self._paths[name].work) for name in plan.start}
-        if self._followers is not None and plan.start:
-            await announce(self._followers, encode(described), _where(plan), finishing)
-        return described
+    def tell_results(self) -> None:
+        """Take what forward passes gave as real."""
+        results = self.scheduler.commit()
+        for result in results if self._side is None else self._side.commit(results):
+            self._emit(result)
 
-    def complete(self, path: str, output: ForwardOutput, version: int) -> None:
+    async def describe(self, plan: StepPlan, finishing: Finishing) -> Descriptions:
+        mine = [name for name in plan.start if name in self._paths]
+        batches = {
+            name: describe(self.scheduler, self._paths[name].work)
+            for name in mine
+            if self._paths[name].work != ("transfer",)
+        }
+        # After decode has grown: a block that is to be copied must not be taken before it is.
+        shipments = {
+            name: self._side.ship()
+            for name in mine
+            if name not in batches and self._side is not None
+        }
+        if self._followers is not None and plan.start:
+            told = encode(Told(batches=batches, shipments=shipments))
+            await announce(self._followers, told, _where(plan), finishing)
+        return {**batches, **shipments}
+
+    def complete(self, path: str, output: Output, version: int) -> None:
+        if isinstance(output, Transferred):
+            assert self._side is not None
+            self._side.receive(output.letters)
+            return
         logits_SV, experts_TLK = output.logits_SV, output.experts_TLK.cpu().numpy()
         first_row = first_sample = 0
         for kind in self._paths[path].work:
@@ -151,7 +215,7 @@ class Follower:
     """Owns no scheduler state: proposes nothing and runs what its leader describes."""
 
     leads = False
-    num_preemptions = 0
+    num_preemptions = num_recomputed = 0
     sampled: tuple[int, ...] = ()
 
     def __init__(self, leader: Communicator) -> None:
@@ -167,10 +231,10 @@ class Follower:
     async def describe(self, plan: StepPlan, finishing: Finishing) -> Descriptions:
         if not plan.start:
             return {}
-        told = await announce(self._leader, None, _where(plan), finishing)
-        return decode_descriptions(told)
+        told = decode_told(await announce(self._leader, None, _where(plan), finishing))
+        return {**told.batches, **told.shipments}
 
-    def complete(self, path: str, output: ForwardOutput, version: int) -> None:
+    def complete(self, path: str, output: Output, version: int) -> None:
         pass
 
 

@@ -9,6 +9,8 @@ from interlace.comm.verdict import Diagnosis
 from interlace.moe.description import Description
 from interlace.moe.sampling_params import SamplingParams
 
+from .shipment import Shipment
+
 
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
     """Generate one turn behind `token_ids`."""
@@ -109,5 +111,13 @@ Event = RankReady | TurnResult | RankReport | RankFailure
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_event = msgspec.msgpack.Decoder(Event).decode
-decode_descriptions = msgspec.msgpack.Decoder(dict[str, Description]).decode
-"""What a leader announces to its group: the batches of the paths that start."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a leader announces to its group: what goes over those of its paths that start."""
+
+    batches: dict[str, Description]
+    shipments: dict[str, Shipment]
+
+
+decode_told = msgspec.msgpack.Decoder(Told).decode

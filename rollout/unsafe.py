@@ -15,7 +15,7 @@ from interlace.moe.model import ForwardOutput, Model
 from interlace.moe.program import stub_result
 from interlace.moe.weights import Weights
 
-from .group import Leader
+from .group import Leader, Output
 
 
 def unsafe_program(arms: Collection[Arm]) -> type[Model]:
@@ -106,10 +106,9 @@ class ReturnsEarly(Model):
 class CommitsEarly(Leader):
     """Arm early_commit: a step's results leave this rank before the exchange has agreed on it."""
 
-    def complete(self, path: str, output: ForwardOutput, version: int) -> None:
+    def complete(self, path: str, output: Output, version: int) -> None:
         super().complete(path, output, version)
-        for result in self.scheduler.commit():
-            self._emit(result)
+        self.tell_results()
 
 
 def _alone(forward: Forward, context: PathContext, answer: Any) -> ForwardOutput:
