@@ -18,7 +18,7 @@ from interlace.comm.unsafe import Arm, Level
 from interlace.rollout.tasks import PROMPT_ENV, Task, tasks_from
 
 MAX_SEED = (1 << 62) - 1
-PLANNED_MODES = ("disaggregated", "replicas")
+PLANNED_MODES = ("replicas",)
 
 
 class ConfigError(ValueError):
@@ -65,20 +65,42 @@ class Layout(Section):
     tp: int = Field(
         default=1, ge=1, description="Ranks that share one attention, each with part of the heads."
     )
+    prefill_ranks: int | None = Field(
+        default=None,
+        ge=1,
+        description="Mode disaggregated only: the first so many ranks prefill, the others decode; "
+        "by default half of them.",
+    )
 
     @property
     def dp(self) -> int:
-        """Number of data-parallel groups: each schedules its own trajectories."""
-        return self.world // self.tp
+        """Number of data-parallel groups at home to trajectories, each to its own."""
+        return (self.world - (self.prefill_ranks or 0)) // self.tp
 
     @property
     def ep(self) -> int:
-        """Number of ranks the experts are spread over: all of them."""
-        return self.world
+        """Number of ranks that decode, over which the experts are spread."""
+        return self.world - (self.prefill_ranks or 0)
 
     def leader(self, group: int) -> int:
         """The rank that leads a data-parallel group: its first."""
-        return group * self.tp
+        return (self.prefill_ranks or 0) + group * self.tp
+
+    @property
+    def prefill_leaders(self) -> tuple[int, ...]:
+        """Ranks that lead a group which only prefills."""
+        return tuple(range(0, self.prefill_ranks or 0, self.tp))
+
+    def members(self, work: Sequence[str]) -> tuple[int, ...]:
+        """The ranks of a path that does these kinds of work."""
+        if self.prefill_ranks is None or "transfer" in work:
+            return tuple(range(self.world))
+        split = self.prefill_ranks
+        return tuple(range(split) if "prefill" in work else range(split, self.world))
+
+    def side(self, rank: int) -> tuple[int, ...]:
+        """The ranks over which the experts are spread that this one computes with."""
+        return self.members(("prefill",) if rank < (self.prefill_ranks or 0) else ("decode",))
 
     @model_validator(mode="after")
     def _tp_divides_the_ranks(self) -> Layout:
@@ -446,11 +468,12 @@ class TaskSection(Section):
 class RolloutConfig(Section):
     """One rollout: the model, the ranks, the environments and the tasks."""
 
-    mode: Literal["serial", "chunked", "whole_forward", "multiplexed"] = Field(
+    mode: Literal["serial", "chunked", "whole_forward", "multiplexed", "disaggregated"] = Field(
         default="multiplexed",
         description="How prefill and decode share the ranks: serial, one after the other; chunked, "
         "both in one batch; whole_forward, enqueued as two whole forward passes; multiplexed, "
-        "interleaved at collective boundaries.",
+        "interleaved at collective boundaries; disaggregated, not at all: each has its own, and "
+        "keys and values move between them.",
     )
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the sampling noise.")
     numerics: Literal["exact"] = Field(
@@ -507,6 +530,33 @@ class RolloutConfig(Section):
         return value
 
     @model_validator(mode="after")
+    def _both_kinds_of_work_have_ranks(self) -> RolloutConfig:
+        layout = self.layout
+        world, tp, prefill = layout.world, layout.tp, layout.prefill_ranks
+        if self.mode != "disaggregated":
+            if prefill is not None:
+                raise ValueError(
+                    f"layout.prefill_ranks is of mode disaggregated, and the mode is {self.mode}: "
+                    "leave it out"
+                )
+            return self
+        if world < 2 * tp:
+            raise ValueError(
+                f"mode disaggregated needs a group of layout.tp={tp} ranks to prefill and one to "
+                f"decode, layout.world is {world}"
+            )
+        if prefill is None:
+            prefill = max(tp, world // 2 // tp * tp)
+            filled = layout.model_copy(update={"prefill_ranks": prefill})
+            object.__setattr__(self, "layout", filled)
+        if prefill % tp or not 0 < prefill < world:
+            raise ValueError(
+                f"layout.prefill_ranks={prefill} of {world} ranks: those that prefill and those "
+                f"that decode are groups of tp={tp}, and there is at least one of each"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _only_multiplexed_is_ordered(self) -> RolloutConfig:
         if self.mode != "multiplexed" and self.order != Order():
             raise ValueError(f"order is of mode multiplexed, and the mode is {self.mode}: leave it")
@@ -520,6 +570,11 @@ class RolloutConfig(Section):
         needs_two = [arm for arm in arms if arm in _TWO_PATHS]
         if needs_two and self.mode == "chunked":
             raise ValueError(f"unsafe arm {needs_two[0]} needs two paths, mode chunked has one")
+        if needs_two and self.mode == "disaggregated":
+            raise ValueError(
+                f"unsafe arm {needs_two[0]} needs two paths of the same ranks, in mode "
+                "disaggregated each has its own"
+            )
         if "slot_per_path" in arms and self.layout.tp == 1:
             raise ValueError(
                 "unsafe arm slot_per_path needs layout.tp of 2 or more: with one role, counting "

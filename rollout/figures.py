@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from interlace.comm.journal import StepRecord, TicketRecord
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL, DECODE, TRANSFER = "prefill", "decode", "transfer"
 
 Records: TypeAlias = Mapping[int, tuple[Sequence[StepRecord], Sequence[TicketRecord]]]
 """What each rank recorded, by rank."""
@@ -20,20 +20,27 @@ class Figures:
     """Counts are of tickets (one ticket = one collective boundary); shares are 0 to 1."""
 
     coexisting_steps_share: float
-    """Of the steps with tickets, those with tickets of more than one path."""
+    """Of the steps with tickets, those with tickets of more than one path that computes."""
     decode_gap_max: int
     """Most prefill tickets decode had to let pass before its next ticket, while any rank decodes.
 
-    Counted from the previous decode ticket, or from the step in which somebody began to decode.
+    Counted from the previous decode ticket, or from the step in which somebody began to decode. 0
+    where no rank takes part in both, since then nobody's ticket passes another's.
     """
     prefill_gap_max: int
-    """Most decode tickets between two tickets of one prefill forward pass."""
+    """Most decode tickets between two tickets of one prefill forward pass, by the same rule."""
     alternations_per_step: float
-    """Mean number of path changes inside a step with tickets."""
+    """Mean number of changes between paths that compute inside a step with tickets."""
     prefills_spanning_steps: int
     """Prefill forward passes with tickets in more than one step."""
     preemptions: int
     """Turns that gave their KV blocks back and were prefilled again."""
+    recomputed_tokens: int
+    """Rows prefilled of tokens that their trajectory had forwarded before."""
+    kv_bytes_moved: int
+    """Keys and values sent from rank to rank."""
+    kv_blocks_moved: int
+    """The same in blocks, a tensor-parallel rank's share of one counting as one."""
     tickets_per_step: float
     """Mean over steps with tickets."""
     control_bytes_per_step: float
@@ -46,8 +53,10 @@ def figures(records: Records) -> Figures:
     """Compute the figures; the agreed ones come out equal from every rank's records, or it raises.
 
     A rank outside a path records no tickets of it, so the order is put together from all ranks.
-    ValueError naming rank and figure if ranks disagree, or if a rank's tickets are not those its
-    steps count (a bounded journal forgets), or if there are no steps.
+    Where prefill and decode have different ranks, that they coexist in a step says only that no
+    rank goes on to the next one before both are done with it. ValueError naming rank and figure if
+    ranks disagree, or if a rank's tickets are not those its steps count (a bounded journal
+    forgets), or if there are no steps.
     """
     steps, tickets = _agreed(records)
     paths_by_step = {
@@ -55,17 +64,26 @@ def figures(records: Records) -> Figures:
         for step, group in groupby(tickets, key=lambda ticket: ticket.step)
     }
     num_busy = len(paths_by_step)
-    coexisting = sum(len(set(paths)) > 1 for paths in paths_by_step.values())
-    alternations = sum(a != b for paths in paths_by_step.values() for a, b in pairwise(paths))
-    prefill_gap, spanning = _prefills(steps, paths_by_step)
+    computing = {
+        step: [path for path in paths if path != TRANSFER] for step, paths in paths_by_step.items()
+    }
+    coexisting = sum(len(set(paths)) > 1 for paths in computing.values())
+    alternations = sum(a != b for paths in computing.values() for a, b in pairwise(paths))
+    prefill_gap, spanning = _prefills(steps, computing)
+    decode_gap = _decode_gap(steps, computing)
+    if all(len({ticket.path for ticket in own} - {TRANSFER}) < 2 for _, own in records.values()):
+        decode_gap = prefill_gap = 0
     all_steps = [step for own, _ in records.values() for step in own]
     return Figures(
         coexisting_steps_share=coexisting / num_busy if num_busy else 0.0,
-        decode_gap_max=_decode_gap(steps, paths_by_step),
+        decode_gap_max=decode_gap,
         prefill_gap_max=prefill_gap,
         alternations_per_step=alternations / num_busy if num_busy else 0.0,
         prefills_spanning_steps=spanning,
         preemptions=sum(step.preempted for step in all_steps),
+        recomputed_tokens=sum(step.recomputed for step in all_steps),
+        kv_bytes_moved=sum(step.kv_bytes for step in all_steps),
+        kv_blocks_moved=sum(dict(step.rows).get(TRANSFER, 0) for step in all_steps),
         tickets_per_step=len(tickets) / num_busy if num_busy else 0.0,
         control_bytes_per_step=sum(step.control_bytes for step in all_steps) / len(all_steps),
         idle_share={rank: _idle_share(own) for rank, (own, _) in sorted(records.items())},

@@ -33,7 +33,9 @@ def summarise(
     `layout` has world, dp, tp, ep; `transport` has kind and why. `exact` is what the ranks'
     self-test says; it stays true only if every trajectory is exact too. A mean or share over
     nothing is None; so is the digest when no trajectory is left to digest; `outside_digest` counts
-    those a clock or a hand ended. `unsafe`: the rules broken on purpose, and what came of it.
+    those a clock or a hand ended. `lock_step`: ranks that prefill and ranks that decode wait for
+    one another in every step, as all agree in one exchange. `unsafe`: the rules broken on purpose,
+    and what came of it.
     ValueError from `figures` if the ranks' records disagree.
     """
     measured, waits = figures(records), decode_waits(records)
@@ -62,6 +64,10 @@ def summarise(
         "alternations_per_step": measured.alternations_per_step,
         "prefills_spanning_steps": measured.prefills_spanning_steps,
         "preemptions": measured.preemptions,
+        "recomputed_tokens": measured.recomputed_tokens,
+        "kv_bytes_moved": measured.kv_bytes_moved,
+        "kv_blocks_moved": measured.kv_blocks_moved,
+        "lock_step": mode == "disaggregated",
         "tickets_per_step": measured.tickets_per_step,
         "control_bytes_per_step": measured.control_bytes_per_step,
         "unsafe": unsafe,
@@ -118,6 +124,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             f"p99 {summary['decode_wait_s']['p99'] * 1e3:.1f} ms",
         ),
         ("alternations per step", f"{summary['alternations_per_step']:.1f}"),
+        *_told_transfers(summary),
         ("transport", f"{summary['transport']['kind']}: {summary['transport']['why']}"),
         ("collectives per step", f"{summary['tickets_per_step']:.1f}"),
         ("control traffic", f"{summary['control_bytes_per_step']:.0f} bytes a step and rank"),
@@ -138,6 +145,16 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         )
         table.add_row(env, ", ".join(facts))
     return table
+
+
+def _told_transfers(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not summary["lock_step"]:
+        return []
+    moved = f"{summary['kv_bytes_moved'] / 2**20:,.1f} MiB in {summary['kv_blocks_moved']:,} blocks"
+    return [
+        ("keys and values moved", moved),
+        ("ranks of prefill and decode", "lock-step under one exchange"),
+    ]
 
 
 def _told_unsafe(unsafe: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from interlace.rollout.figures import DECODE, PREFILL, Records, figures
+from interlace.rollout.figures import DECODE, PREFILL, TRANSFER, Records, figures
 from interlace.rollout.rank_time import shares_over_time, waits
 
 COLOURS = {PREFILL: "#e8743b", DECODE: "#2f6db5"}
@@ -49,8 +49,11 @@ def draw_timeline(path: str | Path, records: Records, *, mode: str) -> None:
     halves: Any = picture.subfigures(2, 1, height_ratios=[above, below])
     upper, lower = halves
     title = f"{mode} on {len(records)} ranks"
-    if len(paths) > 1:
-        title += f": {' and '.join(paths)} coexist in {share:.0%} of steps"
+    computing = [name for name in paths if name != TRANSFER]
+    if len(computing) > 1:
+        title += f": {' and '.join(computing)} coexist in {share:.0%} of steps"
+    if TRANSFER in paths:
+        title += ", on different ranks, in lock-step under one exchange"
     picture.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=INK)
     zero = min(steps[0].began_at for steps, _ in shown.values())
     close_up = _close_up(shown, zero)

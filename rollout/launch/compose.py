@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 import torch
 from tokenizers import Tokenizer
 
+from interlace.comm.collectives import Forward
 from interlace.comm.communicator import Communicator
 from interlace.comm.journal import Journal
 from interlace.comm.path import Path
@@ -27,11 +28,16 @@ from interlace.moe.selftest import exactness
 from interlace.moe.weights import Weights, load_weights
 from interlace.rollout.block_manager import BlockManager
 from interlace.rollout.config import RolloutConfig
+from interlace.rollout.decode_side import DecodeSide
 from interlace.rollout.engine import Engine
-from interlace.rollout.group import Follower, Part
+from interlace.rollout.group import Follower, Part, Side
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, RankReady
+from interlace.rollout.outbox import Outbox
+from interlace.rollout.prefill_side import PrefillSide
 from interlace.rollout.scheduler import Scheduler
+from interlace.rollout.shipment import Shipment
+from interlace.rollout.transfer import transfer
 from interlace.rollout.unsafe import unsafe_leader, unsafe_model, unsafe_program
 
 from .largest_message import largest_message
@@ -51,6 +57,7 @@ class Rank:
     engine: Engine
     ready: RankReady
     paths: tuple[Path, ...]
+    """Those it takes part in."""
 
 
 def compose(
@@ -70,11 +77,13 @@ def compose(
     model_config = read_config(folder)
     dtype = _dtype(config, model_config)
     layout, rank = config.layout, transport.rank
-    placement = Placement.contiguous(model_config.num_experts, layout.ep)
+    side = layout.side(rank)
+    ep_rank = side.index(rank)
+    placement = Placement.contiguous(model_config.num_experts, len(side))
     weights = load_weights(
         folder,
         model_config,
-        expert_ids=placement.experts_of(rank),
+        expert_ids=placement.experts_of(ep_rank),
         dtype=dtype,
         device=transport.device,
         tp_rank=rank % layout.tp,
@@ -93,8 +102,8 @@ def compose(
             path=name,
             tp_rank=rank % layout.tp,
             tp_size=layout.tp,
-            ep_rank=rank,
-            ep_size=layout.ep,
+            ep_rank=rank if "transfer" in work else ep_rank,
+            ep_size=layout.world if "transfer" in work else len(side),
             kv=kv,
             expert_placement=placement,
             dispatch=config.dispatch.of(work),
@@ -102,13 +111,22 @@ def compose(
         for name, work in _works(config.mode).items()
     }
     paths = _paths(config, model, weights, contexts, transport)
+    mine = tuple(path for path in paths if rank in path.members)
     unsafe = config.unsafe
     communicators = {
-        (path.name, role): transport.communicator(
-            path.name, role, partition, largest_message(config, model_config, path.work)
-        )
+        (path.name, role): communicator
         for path in paths
         for role, partition in sorted(path.groups.items())
+        # made by all ranks, kept by members
+        for communicator in [
+            transport.communicator(
+                path.name,
+                role,
+                _with_rest(partition, layout.world),
+                largest_message(config, model_config, path.work),
+            )
+        ]
+        if path in mine
     }
     sequencer = unsafe_sequencer(unsafe.arms, unsafe.without, seed=unsafe.seed, slots=SLOTS)(
         rank=rank,
@@ -122,8 +140,8 @@ def compose(
         prechecks=_prechecks(config, paths, transport),
         meeting=_meeting(config, transport),
     )
-    with transport.around(paths[0].name):
-        exact = exactness(model, weights, placement=placement, ep_rank=rank).exact
+    with transport.around(mine[-1].name):
+        exact = exactness(model, weights, placement=placement, ep_rank=ep_rank).exact
     max_context = min(
         config.model.max_context or model_config.max_positions, model_config.max_positions
     )
@@ -146,7 +164,7 @@ def compose(
         weights=weights,
         contexts=contexts,
         part=_part(
-            config, folder, model_config, max_context, num_blocks, paths, transport, inbox, emit
+            config, folder, model_config, max_context, num_blocks, mine, transport, inbox, emit
         ),
         chunk_tokens=config.scheduler.chunk_tokens,
         clock=transport.clock,
@@ -161,7 +179,7 @@ def compose(
         transport=transport.carrier.kind,
         transport_why=transport.carrier.why,
     )
-    return Rank(engine=engine, ready=ready, paths=paths)
+    return Rank(engine=engine, ready=ready, paths=mine)
 
 
 def _prechecks(
@@ -172,7 +190,7 @@ def _prechecks(
     timeout_s = config.launch.ticket_timeout_s
     return {
         (path.name, role): transport.group_control(
-            partition, timeout_s, f"before {path.name}/{role}"
+            _with_rest(partition, config.layout.world), timeout_s, f"before {path.name}/{role}"
         )
         for path in paths
         for role, partition in sorted(path.groups.items())
@@ -203,12 +221,18 @@ def _works(mode: str) -> dict[str, tuple[str, ...]]:
     """The paths of a mode, in order of precedence, and the work each does."""
     if mode == "chunked":
         return {"mixed": ("decode", "prefill")}
-    return {"decode": ("decode",), "prefill": ("prefill",)}
+    names = ("transfer", "decode", "prefill") if mode == "disaggregated" else ("decode", "prefill")
+    return {name: (name,) for name in names}
 
 
-def _tp_groups(config: RolloutConfig) -> Groups:
-    tp = config.layout.tp
-    return tuple(tuple(range(first, first + tp)) for first in range(0, config.layout.world, tp))
+def _tp_groups(members: Sequence[int], tp: int) -> Groups:
+    return tuple(tuple(members[at : at + tp]) for at in range(0, len(members), tp))
+
+
+def _with_rest(groups: Groups, world: int) -> Groups:
+    """A partition of all ranks: all of them make communicators together."""
+    rest = set(range(world)).difference(*groups)
+    return (*groups, tuple(sorted(rest))) if rest else groups
 
 
 def _paths(
@@ -218,16 +242,21 @@ def _paths(
     contexts: Mapping[str, PathContext],
     transport: Transport,
 ) -> tuple[Path, ...]:
-    groups: dict[str, Groups] = {"ep": (tuple(range(config.layout.world)),)}
-    if config.layout.tp > 1:
-        groups["tp"] = _tp_groups(config)
-    sizes = {role: len(partition[0]) for role, partition in groups.items()}
-    paths = []
+    layout, paths = config.layout, []
     for name, work in _works(config.mode).items():
+        members, context = layout.members(work), contexts[name]
+        groups: dict[str, Groups] = {"all" if "transfer" in work else "ep": (members,)}
+        if layout.tp > 1 and "transfer" not in work:
+            groups["tp"] = _tp_groups(members, layout.tp)
+        sizes = {"all": context.ep_size, "ep": context.ep_size, "tp": context.tp_size}
         with transport.around(name):
-            forward = model.forward(weights, contexts[name], Description())
+            forward: Forward = (
+                transfer(context, Shipment())
+                if "transfer" in work
+                else model.forward(weights, context, Description())
+            )
             program = record_program(forward, sizes, stub_result)
-        whole = "decode" in work
+        whole = work != ("prefill",)
         paths.append(Path(name=name, groups=groups, program=program, whole=whole, work=work))
     return tuple(paths)
 
@@ -246,7 +275,8 @@ def _part(
     group_control = None
     if config.layout.tp > 1:
         timeout_s = config.launch.exchange_timeout_s
-        group_control = transport.group_control(_tp_groups(config), timeout_s)
+        groups = _tp_groups(range(config.layout.world), config.layout.tp)
+        group_control = transport.group_control(groups, timeout_s)
         if transport.rank % config.layout.tp:
             return Follower(group_control)
     scheduler = Scheduler(
@@ -263,7 +293,17 @@ def _part(
         inbox=inbox,
         emit=emit,
         followers=group_control,
+        side=_side(config, transport.rank, scheduler),
     )
+
+
+def _side(config: RolloutConfig, rank: int, scheduler: Scheduler) -> Side | None:
+    prefill_leaders = config.layout.prefill_leaders
+    if not prefill_leaders:
+        return None
+    if rank in prefill_leaders:
+        return PrefillSide(scheduler=scheduler, outbox=Outbox())
+    return DecodeSide(scheduler=scheduler, outbox=Outbox(), prefill_leaders=prefill_leaders)
 
 
 def _dtype(config: RolloutConfig, model_config: ModelConfig) -> torch.dtype:

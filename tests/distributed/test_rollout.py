@@ -40,7 +40,9 @@ def reference(ranks: Ranks) -> str | None:
     return played("launch.kind=local", "layout.world=1", "mode=serial")
 
 
-@pytest.mark.parametrize("mode", ["serial", "chunked", "whole_forward", "multiplexed"])
+@pytest.mark.parametrize(
+    "mode", ["serial", "chunked", "whole_forward", "multiplexed", "disaggregated", "replicas"]
+)
 def test_one_digest_over_processes(ranks: Ranks, mode: str, reference: str | None) -> None:
     found = over(ranks, f"mode={mode}", "scheduler.chunk_tokens=32")
     assert found == (reference if ranks.rank == 0 else None)

@@ -167,11 +167,18 @@ JOBS = [
     ("seed = 1.5", "line 1: seed = 1.5 should be a valid integer"),
     (
         "mode = 'fast'",
-        "mode = 'fast' should be 'serial', 'chunked', 'whole_forward' or 'multiplexed'",
+        "mode = 'fast' should be 'serial', 'chunked', 'whole_forward', 'multiplexed' or "
+        "'disaggregated'",
     ),
     ("mode = 'replicas'", "line 1: mode: 'replicas' is not built yet; use 'multiplexed'"),
     ("numerics = 'fast'", "line 1: numerics: 'fast' is not built yet; use 'exact'"),
     ("[layout]\nworld = 4\ntp = 3", "line 1: layout: tp=3 does not divide world=4"),
+    ("[layout]\nprefill_ranks = 1", "layout.prefill_ranks is of mode disaggregated"),
+    ("mode = 'disaggregated'", "needs a group of layout.tp=1 ranks to prefill and one to decode"),
+    (
+        "mode = 'disaggregated'\n[layout]\nworld = 4\ntp = 2\nprefill_ranks = 3",
+        "layout.prefill_ranks=3 of 4 ranks: those that prefill and those that decode are groups",
+    ),
     ("[sampling]\ntop_p = 0.0", "line 2: sampling.top_p = 0.0 should be greater than 0"),
     ("[sampling]\ntemperature = inf", "sampling.temperature = inf should be a finite number"),
     ("[sampling]\nstop_token_ids = [-1]", "sampling.stop_token_ids: -1 is no token id"),
@@ -235,6 +242,19 @@ def test_sources_that_cannot_be_read_say_so(tmp_path: Path) -> None:
         load_config(preset="dmo")
     with pytest.raises(ConfigError, match="choose one"):
         load_config(job=latin, preset="demo")
+
+
+def test_half_of_the_ranks_prefill_unless_a_job_says_otherwise(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text("mode = 'disaggregated'\n[layout]\nworld = 6\ntp = 2\n")
+    layout = load_config(job=job).layout
+    assert (layout.prefill_ranks, layout.dp, layout.ep) == (2, 2, 4)
+    assert [layout.leader(group) for group in range(layout.dp)] == [2, 4]
+    assert layout.prefill_leaders == (0,)
+    assert (layout.side(1), layout.side(5)) == ((0, 1), (2, 3, 4, 5))
+    layout = load_config(job=job, overrides=["mode=serial"]).layout
+    assert (layout.prefill_ranks, layout.dp, layout.ep) == (None, 3, 6)
+    assert layout.side(5) == layout.members(["decode"]) == tuple(range(6))
 
 
 def test_a_config_without_tasks_says_what_to_add() -> None:
