@@ -6,6 +6,7 @@ import gc
 import hashlib
 import multiprocessing
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -150,7 +151,19 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     """Processes forked from one that has imported everything and started no thread."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    return ProcessPoolExecutor(workers or _cores(), mp_context=context)
+    return ProcessPoolExecutor(workers or _cores(), mp_context=context, initializer=_end_with_us)
+
+
+def _end_with_us() -> None:
+    """In a worker: however the process that asked ends, this one does not stay behind."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _in_any_order(pool: ProcessPoolExecutor, chunks: Iterator[range], most: int) -> Iterator[Tally]:
