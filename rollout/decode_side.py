@@ -24,6 +24,8 @@ class DecodeSide:
     it whatever happens, since others write into them.
     """
 
+    is_home = True
+
     def __init__(
         self, *, scheduler: Scheduler, outbox: Outbox, prefill_leaders: Sequence[int]
     ) -> None:

@@ -77,6 +77,9 @@ class Part(Protocol):
 class Side(Protocol):
     """What a leader does beyond scheduling where prefill and decode have different ranks."""
 
+    is_home: bool
+    """Turns live here: a token counts where it arrives, not where it was sampled for others."""
+
     def propose(self, proposal: Proposal) -> Proposal:
         """The scheduler's proposal, and what there is to send."""
         ...
@@ -129,7 +132,8 @@ class Leader:
 
     @property
     def sampled(self) -> tuple[int, ...]:
-        return self.scheduler.sampled
+        at_home = self._side is None or self._side.is_home
+        return self.scheduler.sampled if at_home else ()
 
     def propose(self, rank: int, hashes: tuple[int, ...]) -> Proposal:
         for command in self._inbox.drain():

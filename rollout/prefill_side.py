@@ -43,6 +43,8 @@ class PrefillSide:
     they have left.
     """
 
+    is_home = False
+
     def __init__(self, *, scheduler: Scheduler, outbox: Outbox) -> None:
         self._scheduler, self._blocks = scheduler, scheduler.blocks
         self._outbox = outbox

@@ -224,6 +224,8 @@ def test_one_digest_whatever_the_ratio(way: str, reference: str) -> None:
     assert set(measured.idle_share) == set(range(layout.world))
     sent = {rank: sum(step.kv_bytes for step in steps) for rank, (steps, _) in records.items()}
     assert all(sent.values()), "keys and values go both ways in tasks of several turns"
+    told = [number for steps, _ in records.values() for step in steps for number in step.sampled]
+    assert len(told) == sum(trajectory.sampled_tokens for trajectory in trajectories)
 
 
 @pytest.mark.slow
