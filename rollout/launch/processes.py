@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import Store
 from interlace.comm.board import Board
 from interlace.comm.communicator import Communicator
 from interlace.comm.device_order import DeviceOrder
+from interlace.comm.engine_board import EngineBoard
 from interlace.comm.post_order import PostOrder
 from interlace.comm.shared_serial_device import OnSerialDevice, SharedSerialDevice
 from interlace.comm.torch_communicator import ControlCommunicator, TorchCommunicator
@@ -44,12 +45,21 @@ class ProcessTransport:
     """
 
     def __init__(
-        self, *, rank: int, world: int, store: Store, launch: Launch, epoch: int = 0
+        self,
+        *,
+        rank: int,
+        world: int,
+        store: Store,
+        launch: Launch,
+        engines: Groups = (),
+        epoch: int = 0,
     ) -> None:
         """Join the job through `store`. Raises whatever torch raises when ranks do not appear
         within `connect_timeout_s`, and LaunchError if `transport` is window and there is none.
-        `epoch`: that of all tickets posted here."""
+        `engines`: which ranks step together; by default all. `epoch`: that of all tickets posted
+        here."""
         self.rank = rank
+        self._engines = engines or (tuple(range(world)),)
         self.posts = PostOrder(rank, epoch=epoch)
         torch.set_num_threads(1)  # the bits of a large batch depend on it
         self._launch = launch
@@ -76,14 +86,20 @@ class ProcessTransport:
                 f"has joined says {dist.get_rank()} of {dist.get_world_size()}: make them equal"
             )
         self.board: Board = board_of(store, rank=rank, world=world, epoch=epoch)
+        if len(self._engines) > 1:
+            longest = max(launch.exchange_timeout_s, launch.ticket_timeout_s)
+            self.board = EngineBoard(self.board, self._engines, silent_s=longest)
         longest = max(launch.load_timeout_s, launch.exchange_timeout_s, launch.ticket_timeout_s)
         self._timeout = timedelta(seconds=longest + 10)
-        self._control_group = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._groups = [self._control_group]
+        self._all_ranks = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._groups = [self._all_ranks]
+        self._control_group = self._all_ranks
+        if len(self._engines) > 1:
+            self._control_group = self._own_group(self._engines, "gloo")
         self._windows: WindowGroups | None = None
         self._device: SharedSerialDevice | None = None
         try:
-            self.carrier = self._choose(world)
+            self.carrier = self._choose()
             self._device = self._serial_device()
         except BaseException:
             self.__exit__(None, None, None)
@@ -167,7 +183,7 @@ class ProcessTransport:
             dist.destroy_process_group()
         self.board.close()
 
-    def _choose(self, world: int) -> Carrier:
+    def _choose(self) -> Carrier:
         """Windows where they are wanted and possible; a collective of all ranks."""
         launch = self._launch
         if launch.backend == "nccl":
@@ -176,7 +192,7 @@ class ProcessTransport:
             return Carrier(kind="gloo", why="launch.transport is gloo")
         try:
             self._windows = WindowGroups(
-                self.rank, world, self._tell, launch, native(), self.posts
+                self.rank, self._engines, self._tell, launch, native(), self.posts
             )
         except Unshared as error:
             wanted = "link" if launch.link is not None else "transport"
@@ -201,7 +217,7 @@ class ProcessTransport:
         told = text.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0")
         mine = torch.frombuffer(bytearray(told), dtype=torch.uint8)
         everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everybody, mine, group=self._control_group)
+        dist.all_gather(everybody, mine, group=self._all_ranks)
         return [part.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for part in everybody]
 
     def _stream(self, path: str) -> torch.cuda.Stream | None:

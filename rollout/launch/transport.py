@@ -43,7 +43,7 @@ class Transport(Protocol):
         ...
 
     def control(self, timeout_s: float) -> Communicator:
-        """The group of all ranks on which proposals are exchanged, and nothing else."""
+        """The group on which the ranks that step together exchange proposals, and nothing else."""
         ...
 
     def group_control(self, groups: Groups, timeout_s: float, name: str = "group") -> Communicator:

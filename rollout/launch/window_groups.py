@@ -29,25 +29,27 @@ class WindowGroups:
     def __init__(
         self,
         rank: int,
-        world: int,
+        engines: Groups,
         tell: Tell,
         launch: Launch,
         extension: ModuleType | None,
         posts: PostOrder,
     ) -> None:
-        """Raises Unshared on every rank where one cannot share memory or has no extension."""
+        """`engines`: which ranks step together.
+
+        Raises Unshared on every rank where one cannot share memory or has no extension.
+        """
         met = meet(rank, tell, extension=extension is not None)
         self._windows = Windows(rank, tell, met, extension)
-        self._rank, self._world, self._launch, self._posts = rank, world, launch, posts
+        self._rank, self._engines, self._launch, self._posts = rank, engines, launch, posts
         self._links: dict[str, Link] = {}
         self._control: WindowChannel | None = None
         self.waiter = self._windows.waiter
 
     def control(self, timeout_s: float) -> Communicator:
-        """Over all ranks; those with other deadlines count its messages together."""
+        """Over all ranks of an engine; those with other deadlines count its messages together."""
         if self._control is None:
-            everybody = (tuple(range(self._world)),)
-            self._control = self._channel("control", "control", everybody, CONTROL_BYTES, None)
+            self._control = self._channel("control", "control", self._engines, CONTROL_BYTES, None)
         return ByteCommunicator(self._control, timeout_s=timeout_s)
 
     def group_control(self, groups: Groups, timeout_s: float, name: str) -> Communicator:
