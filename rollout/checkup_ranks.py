@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -123,7 +124,12 @@ def model_is_exact(name: str) -> Check:
                 advice="one rank cannot hold all experts here: use more machines, or a smaller "
                 "model",
             )
-        return _self_test(title, folder)
+        check = _self_test(title, folder)
+        if check.status is Status.FAIL or available is None:
+            return check
+        copies = available // max(1, size)
+        found = f"{check.found}; memory for {copies} copies of {size / GIB:.1f} GiB"
+        return replace(check, found=f"{found} (mode replicas: one each)")
     except (ConfigError, ModelError) as error:
         return Check(
             name=title, status=Status.FAIL, found=str(error), advice="docs/models.md says what runs"

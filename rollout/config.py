@@ -18,7 +18,6 @@ from interlace.comm.unsafe import Arm, Level
 from interlace.rollout.tasks import PROMPT_ENV, Task, tasks_from
 
 MAX_SEED = (1 << 62) - 1
-PLANNED_MODES = ("replicas",)
 
 
 class ConfigError(ValueError):
@@ -71,6 +70,12 @@ class Layout(Section):
         description="Mode disaggregated only: the first so many ranks prefill, the others decode; "
         "by default half of them.",
     )
+    replicas: int | None = Field(
+        default=None,
+        ge=1,
+        description="Mode replicas only: number of independent engines, each with as many ranks "
+        "and a whole model; by default one for every tp ranks.",
+    )
 
     @property
     def dp(self) -> int:
@@ -79,8 +84,18 @@ class Layout(Section):
 
     @property
     def ep(self) -> int:
-        """Number of ranks that decode, over which the experts are spread."""
-        return self.world - (self.prefill_ranks or 0)
+        """Number of ranks of an engine that decode, over which the experts are spread."""
+        return (self.world - (self.prefill_ranks or 0)) // (self.replicas or 1)
+
+    @property
+    def engines(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks that step together: all of them, or those of each replica."""
+        size = self.world // (self.replicas or 1)
+        return tuple(tuple(range(at, at + size)) for at in range(0, self.world, size))
+
+    def engine(self, rank: int) -> tuple[int, ...]:
+        """The ranks that step together with this one."""
+        return next(ranks for ranks in self.engines if rank in ranks)
 
     def leader(self, group: int) -> int:
         """The rank that leads a data-parallel group: its first."""
@@ -91,16 +106,17 @@ class Layout(Section):
         """Ranks that lead a group which only prefills."""
         return tuple(range(0, self.prefill_ranks or 0, self.tp))
 
-    def members(self, work: Sequence[str]) -> tuple[int, ...]:
-        """The ranks of a path that does these kinds of work."""
+    def members(self, work: Sequence[str], rank: int = 0) -> tuple[int, ...]:
+        """The ranks of a path that does these kinds of work in the engine of `rank`."""
         if self.prefill_ranks is None or "transfer" in work:
-            return tuple(range(self.world))
+            return self.engine(rank)
         split = self.prefill_ranks
         return tuple(range(split) if "prefill" in work else range(split, self.world))
 
     def side(self, rank: int) -> tuple[int, ...]:
         """The ranks over which the experts are spread that this one computes with."""
-        return self.members(("prefill",) if rank < (self.prefill_ranks or 0) else ("decode",))
+        work = "prefill" if rank < (self.prefill_ranks or 0) else "decode"
+        return self.members((work,), rank)
 
     @model_validator(mode="after")
     def _tp_divides_the_ranks(self) -> Layout:
@@ -468,12 +484,15 @@ class TaskSection(Section):
 class RolloutConfig(Section):
     """One rollout: the model, the ranks, the environments and the tasks."""
 
-    mode: Literal["serial", "chunked", "whole_forward", "multiplexed", "disaggregated"] = Field(
+    mode: Literal[
+        "serial", "chunked", "whole_forward", "multiplexed", "disaggregated", "replicas"
+    ] = Field(
         default="multiplexed",
         description="How prefill and decode share the ranks: serial, one after the other; chunked, "
         "both in one batch; whole_forward, enqueued as two whole forward passes; multiplexed, "
         "interleaved at collective boundaries; disaggregated, not at all: each has its own, and "
-        "keys and values move between them.",
+        "keys and values move between them; replicas, as in serial in each of several engines that "
+        "share no ranks.",
     )
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the sampling noise.")
     numerics: Literal["exact"] = Field(
@@ -515,13 +534,6 @@ class RolloutConfig(Section):
         default=(), strict=False, description="The episodes to run, in order."
     )
 
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _mode_is_built(cls, value: Any) -> Any:
-        if value in PLANNED_MODES:
-            raise ValueError(f"{value!r} is not built yet; use 'multiplexed' or 'serial'")
-        return value
-
     @field_validator("numerics", mode="before")
     @classmethod
     def _numerics_are_built(cls, value: Any) -> Any:
@@ -557,6 +569,27 @@ class RolloutConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _replicas_are_alike(self) -> RolloutConfig:
+        layout = self.layout
+        world, tp, replicas = layout.world, layout.tp, layout.replicas
+        if self.mode != "replicas":
+            if replicas is not None:
+                raise ValueError(
+                    f"layout.replicas is of mode replicas, and the mode is {self.mode}: leave it "
+                    "out"
+                )
+            return self
+        if replicas is None:
+            filled = layout.model_copy(update={"replicas": layout.dp})
+            object.__setattr__(self, "layout", filled)
+        elif world % replicas or world // replicas % tp:
+            raise ValueError(
+                f"layout.replicas={replicas} of {world} ranks: each has as many ranks as the "
+                f"others, in groups of tp={tp}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _only_multiplexed_is_ordered(self) -> RolloutConfig:
         if self.mode != "multiplexed" and self.order != Order():
             raise ValueError(f"order is of mode multiplexed, and the mode is {self.mode}: leave it")
@@ -565,8 +598,11 @@ class RolloutConfig(Section):
     @model_validator(mode="after")
     def _unsafe_arms_can_bite(self) -> RolloutConfig:
         arms = self.unsafe.arms
-        if arms and self.layout.world == 1:
-            raise ValueError("unsafe.arms need layout.world of 2 or more: one rank cannot disagree")
+        if arms and len(self.layout.engine(0)) == 1:
+            raise ValueError(
+                "unsafe.arms need layout.world of 2 or more (in mode replicas, so many ranks for "
+                "each): one rank cannot disagree"
+            )
         needs_two = [arm for arm in arms if arm in _TWO_PATHS]
         if needs_two and self.mode == "chunked":
             raise ValueError(f"unsafe arm {needs_two[0]} needs two paths, mode chunked has one")

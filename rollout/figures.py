@@ -17,7 +17,12 @@ Records: TypeAlias = Mapping[int, tuple[Sequence[StepRecord], Sequence[TicketRec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Counts are of tickets (one ticket = one collective boundary); shares are 0 to 1."""
+    """Counts are of tickets (one ticket = one collective boundary); shares are 0 to 1.
+
+    Where ranks step in several engines (mode replicas) a share and a mean per step is over the
+    steps of all of them, so an engine counts as often as it steps; a number is a sum, a maximum
+    that of the worst.
+    """
 
     coexisting_steps_share: float
     """Of the steps with tickets, those with tickets of more than one path that computes."""
@@ -50,7 +55,8 @@ class Figures:
 
 
 def figures(records: Records) -> Figures:
-    """Compute the figures; the agreed ones come out equal from every rank's records, or it raises.
+    """Compute the figures; the agreed ones come out equal from every rank's records of an engine,
+    or it raises.
 
     A rank outside a path records no tickets of it, so the order is put together from all ranks.
     Where prefill and decode have different ranks, that they coexist in a step says only that no
@@ -58,35 +64,75 @@ def figures(records: Records) -> Figures:
     ranks disagree, or if a rank's tickets are not those its steps count (a bounded journal
     forgets), or if there are no steps.
     """
+    if not records or not all(steps for steps, _ in records.values()):
+        empty = [rank for rank, (steps, _) in sorted(records.items()) if not steps]
+        raise ValueError(f"no steps to compute figures from (ranks without: {empty or 'all'})")
+    counts = [_counts({rank: records[rank] for rank in engine}) for engine in engines(records)]
+    num_busy = max(1, sum(one.num_busy for one in counts))
+    all_steps = [step for own, _ in records.values() for step in own]
+    return Figures(
+        coexisting_steps_share=sum(one.coexisting for one in counts) / num_busy,
+        decode_gap_max=max(one.decode_gap for one in counts),
+        prefill_gap_max=max(one.prefill_gap for one in counts),
+        alternations_per_step=sum(one.alternations for one in counts) / num_busy,
+        prefills_spanning_steps=sum(one.spanning for one in counts),
+        preemptions=sum(step.preempted for step in all_steps),
+        recomputed_tokens=sum(step.recomputed for step in all_steps),
+        kv_bytes_moved=sum(step.kv_bytes for step in all_steps),
+        kv_blocks_moved=sum(dict(step.rows).get(TRANSFER, 0) for step in all_steps),
+        tickets_per_step=sum(one.num_tickets for one in counts) / num_busy,
+        control_bytes_per_step=sum(step.control_bytes for step in all_steps) / len(all_steps),
+        idle_share={rank: _idle_share(own) for rank, (own, _) in sorted(records.items())},
+    )
+
+
+def engines(records: Records) -> list[tuple[int, ...]]:
+    """Ranks that step together, as their tickets tell: each set shares collectives with no other.
+
+    A rank without any ticket stands alone.
+    """
+    found: list[set[int]] = []
+    for rank, (_, tickets) in sorted(records.items()):
+        together = {rank}.union(*{ticket.members for ticket in tickets})
+        apart = [ranks for ranks in found if ranks.isdisjoint(together)]
+        found = [*apart, together.union(*(ranks for ranks in found if ranks not in apart))]
+    return sorted(tuple(sorted(ranks.intersection(records))) for ranks in found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """Of one engine; `num_busy` counts its steps with tickets."""
+
+    num_busy: int
+    num_tickets: int
+    coexisting: int
+    alternations: int
+    spanning: int
+    decode_gap: int
+    prefill_gap: int
+
+
+def _counts(records: Records) -> _Counts:
     steps, tickets = _agreed(records)
     paths_by_step = {
         step: [ticket.path for ticket in group]
         for step, group in groupby(tickets, key=lambda ticket: ticket.step)
     }
-    num_busy = len(paths_by_step)
     computing = {
         step: [path for path in paths if path != TRANSFER] for step, paths in paths_by_step.items()
     }
-    coexisting = sum(len(set(paths)) > 1 for paths in computing.values())
-    alternations = sum(a != b for paths in computing.values() for a, b in pairwise(paths))
     prefill_gap, spanning = _prefills(steps, computing)
     decode_gap = _decode_gap(steps, computing)
     if all(len({ticket.path for ticket in own} - {TRANSFER}) < 2 for _, own in records.values()):
         decode_gap = prefill_gap = 0
-    all_steps = [step for own, _ in records.values() for step in own]
-    return Figures(
-        coexisting_steps_share=coexisting / num_busy if num_busy else 0.0,
-        decode_gap_max=decode_gap,
-        prefill_gap_max=prefill_gap,
-        alternations_per_step=alternations / num_busy if num_busy else 0.0,
-        prefills_spanning_steps=spanning,
-        preemptions=sum(step.preempted for step in all_steps),
-        recomputed_tokens=sum(step.recomputed for step in all_steps),
-        kv_bytes_moved=sum(step.kv_bytes for step in all_steps),
-        kv_blocks_moved=sum(dict(step.rows).get(TRANSFER, 0) for step in all_steps),
-        tickets_per_step=len(tickets) / num_busy if num_busy else 0.0,
-        control_bytes_per_step=sum(step.control_bytes for step in all_steps) / len(all_steps),
-        idle_share={rank: _idle_share(own) for rank, (own, _) in sorted(records.items())},
+    return _Counts(
+        num_busy=len(paths_by_step),
+        num_tickets=len(tickets),
+        coexisting=sum(len(set(paths)) > 1 for paths in computing.values()),
+        alternations=sum(a != b for paths in computing.values() for a, b in pairwise(paths)),
+        spanning=spanning,
+        decode_gap=decode_gap,
+        prefill_gap=prefill_gap,
     )
 
 
@@ -139,9 +185,6 @@ def _prefills(
 
 def _agreed(records: Records) -> tuple[Sequence[StepRecord], list[TicketRecord]]:
     """One rank's steps and every ticket once, in global order, after checking all ranks agree."""
-    if not records or not all(steps for steps, _ in records.values()):
-        empty = [rank for rank, (steps, _) in sorted(records.items()) if not steps]
-        raise ValueError(f"no steps to compute figures from (ranks without: {empty or 'all'})")
     first = min(records)
     steps = records[first][0]
     by_seq: dict[int, TicketRecord] = {}

@@ -63,8 +63,6 @@ class Rollout:
         """Whether every rank's kernels passed the self-test, and no rule is broken on purpose."""
         self.transport: dict[str, str] = {}
         """What moves bytes between the ranks (`kind`), and `why`; known once they are ready."""
-        self.cpu_s = 0.0
-        """CPU seconds of all rank processes since they were ready; known with the records."""
         self.wall_s = 0.0
         """Seconds from the first task's start to the last trajectory's end."""
         named = config.rewards.reward_fn
@@ -72,6 +70,7 @@ class Rollout:
         self._launcher: Launcher | None = None
         self._pool: EnvironmentPool | None = None
         self._ready: dict[int, RankReady] = {}
+        self._cpu_s: dict[int, float] = {}
         self._next_id = 0
         self._work: set[asyncio.Task[Any]] = set()
         self._began_at: float | None = None
@@ -86,6 +85,11 @@ class Rollout:
     def asked(self) -> Sequence[tuple[int, float]]:
         """Trajectory and time of every turn asked of the ranks; on one host, by their clock."""
         return self._turns.asked
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all rank processes since they were ready; known with the records."""
+        return sum(self._cpu_s.values())
 
     @property
     def is_driver(self) -> bool:
@@ -285,7 +289,7 @@ class Rollout:
                 self._ready[event.rank] = event
             case RankReport():
                 self.records[event.rank] = (event.steps, event.tickets)
-                self.cpu_s += event.cpu_s
+                self._cpu_s[event.rank] = event.cpu_s
             case _:
                 if isinstance(event, TurnResult):
                     self._soon(self._meter.sampled, len(event.token_ids))

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from interlace.rollout.figures import DECODE, PREFILL, TRANSFER, Records, figures
+from interlace.rollout.figures import DECODE, PREFILL, TRANSFER, Records, engines, figures
 from interlace.rollout.rank_time import shares_over_time, waits
 
 COLOURS = {PREFILL: "#e8743b", DECODE: "#2f6db5"}
@@ -52,6 +52,9 @@ def draw_timeline(path: str | Path, records: Records, *, mode: str) -> None:
     computing = [name for name in paths if name != TRANSFER]
     if len(computing) > 1:
         title += f": {' and '.join(computing)} coexist in {share:.0%} of steps"
+    busy = {rank: own for rank, own in records.items() if own[1]}
+    if (num := len(engines(busy))) > 1:
+        title += f", in {num} engines that step apart"
     if TRANSFER in paths:
         title += ", on different ranks, in lock-step under one exchange"
     picture.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=INK)

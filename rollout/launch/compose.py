@@ -27,7 +27,7 @@ from interlace.moe.program import stub_result
 from interlace.moe.selftest import exactness
 from interlace.moe.weights import Weights, load_weights
 from interlace.rollout.block_manager import BlockManager
-from interlace.rollout.config import RolloutConfig
+from interlace.rollout.config import Layout, RolloutConfig
 from interlace.rollout.decode_side import DecodeSide
 from interlace.rollout.engine import Engine
 from interlace.rollout.group import Follower, Part, Side
@@ -122,7 +122,7 @@ def compose(
             transport.communicator(
                 path.name,
                 role,
-                _with_rest(partition, layout.world),
+                _of_all_ranks(partition, layout),
                 largest_message(config, model_config, path.work),
             )
         ]
@@ -149,7 +149,7 @@ def compose(
         rank=rank,
         config=PlanConfig(
             paths=paths,
-            mode=config.mode,
+            mode="serial" if config.mode == "replicas" else config.mode,
             slots=SLOTS,
             chunk_steps=config.scheduler.chunk_steps,
             start_tokens=config.scheduler.start_tokens,
@@ -190,7 +190,7 @@ def _prechecks(
     timeout_s = config.launch.ticket_timeout_s
     return {
         (path.name, role): transport.group_control(
-            _with_rest(partition, config.layout.world), timeout_s, f"before {path.name}/{role}"
+            _of_all_ranks(partition, config.layout), timeout_s, f"before {path.name}/{role}"
         )
         for path in paths
         for role, partition in sorted(path.groups.items())
@@ -229,10 +229,19 @@ def _tp_groups(members: Sequence[int], tp: int) -> Groups:
     return tuple(tuple(members[at : at + tp]) for at in range(0, len(members), tp))
 
 
-def _with_rest(groups: Groups, world: int) -> Groups:
-    """A partition of all ranks: all of them make communicators together."""
-    rest = set(range(world)).difference(*groups)
-    return (*groups, tuple(sorted(rest))) if rest else groups
+def _of_all_ranks(groups: Groups, layout: Layout) -> Groups:
+    """A partition of all ranks, the same on each: all of them make communicators together.
+
+    Those of other replicas are like this one's; who is in no group is in one with the rest.
+    """
+    size = len(layout.engine(0))
+    alike = tuple(
+        tuple(first + rank % size for rank in group)
+        for first, *_ in layout.engines
+        for group in groups
+    )
+    rest = set(range(layout.world)).difference(*alike)
+    return (*alike, tuple(sorted(rest))) if rest else alike
 
 
 def _paths(
@@ -244,7 +253,7 @@ def _paths(
 ) -> tuple[Path, ...]:
     layout, paths = config.layout, []
     for name, work in _works(config.mode).items():
-        members, context = layout.members(work), contexts[name]
+        members, context = layout.members(work, transport.rank), contexts[name]
         groups: dict[str, Groups] = {"all" if "transfer" in work else "ep": (members,)}
         if layout.tp > 1 and "transfer" not in work:
             groups["tp"] = _tp_groups(members, layout.tp)

@@ -1,4 +1,5 @@
-"""All ranks in this process, in a LocalWorld: the same loop without processes."""
+"""All ranks in this process, those that step together in a LocalWorld: the same loop without
+processes."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path as FilePath
 from typing import Any
 
+import msgspec
 import torch
 
 from interlace.comm.communicator import Communicator
@@ -19,7 +21,7 @@ from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import SubprocessHost
 from interlace.rollout.inbox import Inbox
-from interlace.rollout.messages import Command, Stop
+from interlace.rollout.messages import Command, RankFailure, Stop
 
 from .compose import SLOTS, Rank, blocks_for, compose
 from .launcher import EventSink, LaunchError
@@ -33,14 +35,18 @@ class LocalTransport:
     device = torch.device("cpu")
     carrier = Carrier(kind="local", why="all ranks are in this process")
 
-    def __init__(self, world: LocalWorld, rank: int, killed: threading.Event) -> None:
+    def __init__(
+        self, world: LocalWorld, rank: int, killed: threading.Event, engine: Sequence[int] = ()
+    ) -> None:
+        """`engine`: the ranks that step together with this one; by default all."""
         self.rank = rank
         self.waiter: Waiter = SleepWaiter()
         self.posts = None
         self._world, self._killed = world, killed
+        self._engine = engine or range(world.size)
 
     def control(self, timeout_s: float) -> Communicator:
-        return self._world.communicator("control", range(self._world.size), self.rank)
+        return self._world.communicator("control", self._engine, self.rank)
 
     def group_control(self, groups: Groups, timeout_s: float, name: str = "group") -> Communicator:
         mine = next(group for group in groups if self.rank in group)
@@ -64,7 +70,8 @@ class LocalTransport:
 
 
 class LocalLauncher:
-    """Ranks as coroutines of one thread, in an order drawn from `launch.interleaving_seed`."""
+    """Ranks as coroutines, in an order drawn from `launch.interleaving_seed`: those that step
+    together in one thread, so in mode replicas in a thread for each."""
 
     is_driver = True
 
@@ -75,11 +82,60 @@ class LocalLauncher:
         self._config, self._folder = config, folder
         self._inboxes = [Inbox() for _ in range(config.layout.world)]
         self._killed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._left = threading.Lock()
 
     def start(self, on_event: EventSink) -> None:
+        num_blocks = blocks_for(self._config, self._folder, LocalTransport.device)
+        engines = []
+        for members in self._config.layout.engines:
+            world = self._world()
+            ranks = [
+                compose(
+                    self._config,
+                    self._folder,
+                    LocalTransport(world, number, self._killed, members),
+                    self._inboxes[number],
+                    on_event,
+                    num_blocks=num_blocks,
+                )
+                for number in members
+            ]
+            engines.append((world, ranks))
+        for _, ranks in engines:
+            for rank in ranks:
+                on_event(rank.ready)
+        self._counted_at, self._running = time.process_time(), len(engines)
+        for engine in engines:
+            thread = threading.Thread(
+                target=self._run, args=(*engine, on_event), name="interlace ranks", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    def send(self, leader: int, command: Command) -> None:
+        self._inboxes[self._config.layout.leader(leader)].put(command)
+
+    def stop(self) -> None:
+        for inbox in self._inboxes:
+            inbox.put(Stop())
+        timeout_s = self._config.launch.ticket_timeout_s
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            self.kill()
+            raise LaunchError(f"the ranks did not stop within {timeout_s:g} s")
+
+    def kill(self) -> None:
+        self._killed.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _world(self) -> LocalWorld:
         launch = self._config.launch
-        world = LocalWorld(
+        return LocalWorld(
             self._config.layout.world,
             split=_split,
             concat=_concat,
@@ -89,62 +145,42 @@ class LocalLauncher:
             serial_slots=launch.serial_device_slots,
             verify="L2" not in self._config.unsafe.without,
         )
-        num_blocks = blocks_for(self._config, self._folder, LocalTransport.device)
-        ranks = [
-            compose(
-                self._config,
-                self._folder,
-                LocalTransport(world, number, self._killed),
-                inbox,
-                on_event,
-                num_blocks=num_blocks,
-            )
-            for number, inbox in enumerate(self._inboxes)
-        ]
-        for rank in ranks:
-            on_event(rank.ready)
-        self._thread = threading.Thread(
-            target=self._run, args=(world, ranks, on_event), name="interlace ranks", daemon=True
-        )
-        self._thread.start()
-
-    def send(self, leader: int, command: Command) -> None:
-        self._inboxes[self._config.layout.leader(leader)].put(command)
-
-    def stop(self) -> None:
-        for inbox in self._inboxes:
-            inbox.put(Stop())
-        if self._thread is not None:
-            self._thread.join(self._config.launch.ticket_timeout_s)
-            if self._thread.is_alive():
-                self.kill()
-                raise LaunchError(
-                    f"the ranks did not stop within {self._config.launch.ticket_timeout_s:g} s"
-                )
-
-    def kill(self) -> None:
-        self._killed.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
 
     def _run(self, world: LocalWorld, ranks: Sequence[Rank], on_event: EventSink) -> None:
         # One thread a rank, and the ranks share this one: the bits of a large batch depend on it.
         torch.set_num_threads(1)
-        ready_at = time.process_time()
+        leader = ranks[0].engine.rank
         try:
-            journals = world.run([rank.engine.run() for rank in ranks], on_park=self._pause)
+            journals = world.run(
+                [rank.engine.run() for rank in ranks], on_park=lambda: self._pause(leader)
+            )
         except _Killed:
             return
         except Exception as error:
-            on_event(failure(0, error))
+            on_event(self._told(failure(leader, error)))
             return
-        cpu_s = time.process_time() - ready_at
-        for number, journal in enumerate(journals):
-            on_event(report(number, journal, 0.0 if number else cpu_s))
+        cpu_s = self._cpu_s()
+        for rank, journal in zip(ranks, journals, strict=True):
+            on_event(report(rank.engine.rank, journal, cpu_s))
+            cpu_s = 0.0
 
-    def _pause(self) -> None:
+    def _cpu_s(self) -> float:
+        """The seconds of this process: they are counted once, by the last of its engines."""
+        with self._left:
+            self._running -= 1
+            return 0.0 if self._running else time.process_time() - self._counted_at
+
+    def _told(self, found: RankFailure) -> RankFailure:
+        engines = self._config.layout.engines
+        if len(engines) == 1:
+            return found
+        number = next(n for n, ranks in enumerate(engines) if found.rank in ranks)
+        error = f"replica {number} of {len(engines)}: {found.error}"
+        return msgspec.structs.replace(found, error=error)
+
+    def _pause(self, leader: int) -> None:
         # Everybody is parked: whichever inbox stirs first, two milliseconds are soon enough.
-        self._inboxes[0].wait(0.002)
+        self._inboxes[leader].wait(0.002)
         if self._killed.is_set():
             raise _Killed
 

@@ -93,6 +93,7 @@ class RankActor:
                 world=world,
                 store=store,
                 launch=launch,
+                engines=config.layout.engines,
             )
         except Exception as error:
             self._emit(failure(self._rank, error))

@@ -162,6 +162,7 @@ class TorchrunLauncher:
                 world=config.layout.world,
                 store=self._store,
                 launch=config.launch,
+                engines=config.layout.engines,
             )
         except Exception as error:
             say(failure(rank, error))

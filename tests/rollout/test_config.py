@@ -167,10 +167,9 @@ JOBS = [
     ("seed = 1.5", "line 1: seed = 1.5 should be a valid integer"),
     (
         "mode = 'fast'",
-        "mode = 'fast' should be 'serial', 'chunked', 'whole_forward', 'multiplexed' or "
-        "'disaggregated'",
+        "mode = 'fast' should be 'serial', 'chunked', 'whole_forward', 'multiplexed', "
+        "'disaggregated' or 'replicas'",
     ),
-    ("mode = 'replicas'", "line 1: mode: 'replicas' is not built yet; use 'multiplexed'"),
     ("numerics = 'fast'", "line 1: numerics: 'fast' is not built yet; use 'exact'"),
     ("[layout]\nworld = 4\ntp = 3", "line 1: layout: tp=3 does not divide world=4"),
     ("[layout]\nprefill_ranks = 1", "layout.prefill_ranks is of mode disaggregated"),

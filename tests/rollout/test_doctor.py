@@ -81,6 +81,18 @@ def test_a_model_that_cannot_run_is_a_failure(tmp_path: Path) -> None:
     assert "no folder" in check.found
 
 
+def test_a_model_is_told_how_often_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    well = Check(name="exact", status=Status.OK, found="the same bits")
+    monkeypatch.setattr(checkup_ranks, "model_folder", lambda _: tmp_path)
+    monkeypatch.setattr(checkup_ranks, "_self_test", lambda *_: well)
+    monkeypatch.setattr(checkup_ranks, "available_memory", lambda: 3500)
+    assert "memory for 3 copies" in checkup_ranks.model_is_exact("any").found
+    monkeypatch.setattr(checkup_ranks, "available_memory", lambda: 999)
+    assert checkup_ranks.model_is_exact("any").status is Status.FAIL
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_talk_or_it_is_told() -> None:

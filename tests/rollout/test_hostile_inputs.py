@@ -97,7 +97,10 @@ INPUTS: Mapping[str, tuple[Callable[[Path, Path], Arguments], str]] = {
         tiny("layout.world=8", "layout.tp=8"),
         "4 key/value heads",
     ),
-    "planned mode": (tiny("mode=replicas"), "'replicas' is not built yet"),
+    "uneven replicas": (
+        tiny("mode=replicas", "layout.replicas=3"),
+        "layout.replicas=3 of 2 ranks: each has as many ranks as the others",
+    ),
     "unknown environment": (tiny("tasks.0.env=frozen_lke"), "no environment 'frozen_lke': choose"),
     "date as parameter": (tiny("tasks.0.params.day=2026-01-01"), "params is not a JSON value"),
     "missing prompts": (prompts("p.jsonl", None), "p.jsonl: no such file"),
