@@ -276,14 +276,15 @@ def test_the_command_says_in_red_what_it_breaks_and_what_came_of_it(tmp_path: Pa
 @pytest.mark.parametrize(
     ("transport", "arms", "said"),
     [
-        ("gloo", ["one_group", "free_order"], "op.preamble.length <= op.nbytes"),
+        ("gloo", ["one_group", "free_order"], r"op\.preamble\.length <= op\.nbytes|: crash|: div"),
         ("window", ["one_slot"], "was written over before it was read"),
     ],
 )
 def test_between_processes_it_is_seen_too(
     transport: str, arms: list[str], said: str, tmp_path: Path
 ) -> None:
-    """gloo ends the process of a rank that receives what is not its own; the window says whose."""
+    """gloo ends the process of a rank that receives more than its own, else the next exchange or
+    arithmetic fails; the window says whose message it is."""
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     rollout = ["-m", "interlace.rollout.cli", "rollout", "--preset", "tiny"]
     settings = [
@@ -299,4 +300,4 @@ def test_between_processes_it_is_seen_too(
     )
     assert ended.returncode != 0
     assert "UNSAFE: this run may hang or give wrong tokens" in ended.stderr
-    assert said in ended.stdout + ended.stderr
+    assert_matches(said, ended.stdout + ended.stderr)
