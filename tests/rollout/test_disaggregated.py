@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.rollout.two_sides import SIZE, TwoSides, check, expected, turn
 
 from interlace.rollout import Rollout, RolloutConfig, load_config
+from interlace.rollout.decode_side import DecodeSide
 from interlace.rollout.digest import digest
 from interlace.rollout.figures import Figures, Records, figures
+from interlace.rollout.messages import TurnResult
+from interlace.rollout.prefill_side import PrefillSide
 from interlace.rollout.summary import summarise, summary_table
 from interlace.rollout.timeline import draw_timeline
 from interlace.rollout.trace import read_trace, write_trace
@@ -129,8 +133,8 @@ def test_an_abort_that_comes_too_late_changes_nothing_at_the_other_side() -> Non
     assert result.token_ids == expected(range(8), 2)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_every_turn_ends_with_its_tokens_whatever_happens(seed: int) -> None:
+def play(seed: int) -> None:
+    """Several turns of eight trajectories, some aborted, in pools and transfers of any size."""
     draw = random.Random(seed)
     sides = TwoSides(
         num_homes=draw.choice([1, 2, 3]),
@@ -165,6 +169,45 @@ def test_every_turn_ends_with_its_tokens_whatever_happens(seed: int) -> None:
             contexts[number] += result.token_ids
     for group in sides.groups:
         assert group.scheduler.blocks.num_available == group.scheduler.blocks.num_blocks
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_turn_ends_with_its_tokens_whatever_happens(seed: int) -> None:
+    play(seed)
+
+
+def unlock_at_once(side: PrefillSide, work: Any, result: TurnResult) -> None:
+    send_home(side, work, result)
+    side._blocks.tree.unlock(work.delivery.nodes)
+    work.delivery.nodes = []
+
+
+def give_back_at_once(side: DecodeSide, trajectory: int) -> None:
+    sequence = side._scheduler.away(trajectory)
+    abort(side, trajectory)
+    if sequence is not None:
+        side._scheduler._give_back(sequence)
+
+
+send_home, abort = PrefillSide._send_home, DecodeSide.abort
+CARELESS = [
+    (PrefillSide, "_send_home", unlock_at_once),
+    (DecodeSide, "abort", give_back_at_once),
+]
+
+
+@pytest.mark.parametrize(("side", "method", "careless"), CARELESS, ids=["lock", "abort"])
+def test_blocks_that_change_hands_while_they_are_in_a_transfer_are_found(
+    side: type, method: str, careless: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side, method, careless)
+    found = 0
+    for seed in (0, 5, 6, 36):
+        try:
+            play(seed)
+        except AssertionError:
+            found += 1
+    assert found > 0
 
 
 def test_a_small_pool_makes_turns_give_way_and_be_prefilled_again() -> None:
