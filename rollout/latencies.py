@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from interlace.rollout.figures import PREFILL, Records
+from interlace.rollout.figures import PREFILL, TRANSFER, Records
 
 Asked = Sequence[tuple[int, float]]
 """Trajectory and time of every turn asked of the ranks."""
@@ -34,7 +34,7 @@ def token_times(records: Records) -> Iterator[tuple[float, int]]:
     counting = [
         steps
         for steps, tickets in records.values()
-        if any(ticket.path != PREFILL for ticket in tickets)
+        if any(ticket.path not in (PREFILL, TRANSFER) for ticket in tickets)
     ]
     for steps in counting or [steps for steps, _ in records.values()]:
         for step in steps:

@@ -35,10 +35,14 @@ class Comparison:
 
     @property
     def subject(self) -> Arm | None:
-        """What the verdict is about: plain multiplexed or, without it, the last arm."""
-        others = [arm for arm in self.arms if arm is not self.reference]
+        """What the verdict is about: multiplexed, else the first arm of another order of steps than
+        the reference, else the first other arm."""
+        reference = self.reference
+        others = [arm for arm in self.arms if arm is not reference]
         plain = [arm for arm in others if arm.mode == "multiplexed" and arm.policy == "plan"]
-        return next(iter(plain or others[-1:]), None)
+        if reference is not None and reference.mode == "multiplexed":
+            plain = [arm for arm in others if arm.policy != reference.policy]
+        return next(iter(plain or others), None)
 
     @property
     def digests(self) -> dict[str, list[str]]:

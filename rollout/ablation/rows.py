@@ -117,11 +117,12 @@ def notes(report: Mapping[str, Any]) -> list[str]:
 def _gain_lines(name: str, gain: Mapping[str, Any]) -> list[str]:
     lines = []
     if gain["prefill_share"] is not None:
-        line = f"prefill is {gain['prefill_share']:.0%} of serial's time (p)"
+        line = f"prefill is p = {gain['prefill_share']:.0%} of serial's time"
         if gain["slow_down"] is not None:
             line += (
-                f"; side by side each takes {gain['slow_down']:.2f} times as long (s): no more "
-                f"than {gain['bound']:.1%} could be saved, min(p, 1 - p)(2 - s)"
+                f"; side by side P and D slow each other down by s = {gain['slow_down']:.2f} "
+                "(1: not at all, 2: nothing is won): at most min(p, 1 - p)(2 - s) = "
+                f"{gain['bound']:.1%} could be saved"
             )
         lines.append(line)
     saved = gain["saved"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
+from .arms import Arm
 from .comparison import Comparison, completion_s
 from .gain import Gain
 from .statistics import PairedRatio
@@ -40,6 +41,8 @@ def verdict(compared: Comparison) -> Verdict:
     if ratio is None:
         why = f"no run of {subject.name} and {reference.name} of one turn counts"
         return Verdict(text=f"nothing to compare: {why}", sound=False)
+    if reference.mode != "serial":
+        return Verdict(text=_of_orders(compared, subject, reference, ratio), sound=True)
     coexisting = median(
         compared.column(subject, lambda figures: float(figures["coexisting_steps_share"]))
     )
@@ -58,6 +61,21 @@ def sentence(
     if ratio.median < 1:
         return f"{subject} takes {times}: {_won(coexisting, gain)}"
     return f"{subject} takes longer, {times}: {_lost(coexisting, gain)}"
+
+
+def _of_orders(compared: Comparison, subject: Arm, reference: Arm, ratio: PairedRatio) -> str:
+    """Without serial: by the time that decode waits until it is issued."""
+    waits = [
+        median(compared.column(arm, lambda figures: float(figures["decode_wait_s"]["p50"])))
+        for arm in (subject, reference)
+    ]
+    told = "no difference: " if ratio.holds_one else ""
+    few = f" (from {ratio.pairs} pairs only)" if ratio.pairs < FEW_PAIRS else ""
+    return (
+        f"{told}{subject.name} takes {ratio.words} of {reference.name}'s time{few}: decode waits "
+        f"{waits[0] * 1e3:.1f} ms from ready to issued, with {reference.name} "
+        f"{waits[1] * 1e3:.1f} ms"
+    )
 
 
 def _won(coexisting: float, gain: Gain | None) -> str:

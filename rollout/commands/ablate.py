@@ -197,10 +197,11 @@ def _line(run: Run, repeat: int) -> str:
 
 def show(found: dict[str, Any], console: Console) -> None:
     """The table, what there is to know about it, and the verdict."""
-    for headings, cells in _halves(rows(found)):
+    for headings, cells in _parts(rows(found)):
         table = Table(title_justify="left")
-        for heading in headings:
-            table.add_column(heading, justify="right" if heading != "arm" else "left")
+        table.add_column(headings[0], no_wrap=True, min_width=max(len(row[0]) for row in cells))
+        for heading in headings[1:]:
+            table.add_column(heading, justify="right")
         for row in cells:
             table.add_row(*row)
         console.print(table, soft_wrap=False)
@@ -210,10 +211,12 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(found["verdict"], style=style, markup=False)
 
 
-def _halves(
+def _parts(
     cells: Sequence[tuple[str, ...]],
 ) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
     """The table in parts that fit a terminal, each with the name of the arm."""
+    if not cells:
+        return []
     cuts = ((1, 6), (6, 12), (12, 15), (15, len(HEADINGS)))
     return [
         ((HEADINGS[0], *HEADINGS[a:b]), [(row[0], *row[a:b]) for row in cells]) for a, b in cuts

@@ -32,6 +32,10 @@ _BLOCK = re.compile(
     flags=re.DOTALL | re.MULTILINE,
 )
 _FEWER = ["--set", "sampling.max_tokens=8", "--set", "environments.max_turns=3"]
+_SMALL_WORK = [
+    *("--scale", "prompts=0.016,members=0.25,turns=0.05,lengths=0.02,seconds=0.001"),
+    *("--repeat", "1", "--no-tune", "--max-load", "1000", "--set", "launch.kind=local"),
+]
 _TINY_MODEL = ["--set", "model.path=tiny-qwen3-moe", *_FEWER]
 
 
@@ -78,6 +82,8 @@ def with_tiny_model(command: str) -> list[str]:
     words = [word.replace("=smollm2-moe", "=tiny-qwen3-moe") for word in words]
     if words[0] in ("rollout", "eval"):
         words += _FEWER if any("model.path=" in word for word in words) else _TINY_MODEL
+    if words[0] == "ablate" and "--scale" not in words:
+        words += _SMALL_WORK
     return words
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,8 +70,9 @@ def test_tokens_count_where_they_are_decoded_on(recorded_run):
     records = records_of(recorded_run, "serial", rounds=1, seed=0)
     steps, tickets = records[1]
     prefills = [ticket for ticket in tickets if ticket.path == "prefill"]
-    times = {rank for _, rank in token_times({0: records[0], 1: (steps, prefills)})}
-    assert times == {0, 1}
+    moving = [replace(ticket, path="transfer") for ticket in prefills[:2]]
+    given = token_times({0: records[0], 1: (steps, [*prefills, *moving])})
+    assert {trajectory for _, trajectory in given} == {0, 1}
 
 
 def test_a_run_that_asked_nothing_has_no_latencies(recorded_run):

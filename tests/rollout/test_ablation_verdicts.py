@@ -187,6 +187,15 @@ def test_multiplexed_is_compared_with_serial(found):
     assert best.name != "multiplexed"
 
 
+def test_orders_are_compared_by_how_long_decode_waits(recorded_run):
+    slow = [figures_of(recorded_run, "whole_forward", rounds=6, seed=seed) for seed in range(5)]
+    fast = [figures_of(recorded_run, "multiplexed", rounds=6, seed=seed) for seed in range(5)]
+    said = verdict(compared({"plan": fast, "plan-layer": fast, "global_enqueue": slow}))
+    assert said.sound
+    assert said.text.startswith("global_enqueue takes 1.")
+    assert said.text.endswith("ready to issued, with plan 2.0 ms")
+
+
 def test_different_digests_are_all_that_is_said(found):
     other = [{**one, "digest": "e" * 64} for one in found["multiplexed"]]
     said = verdict(compared({**found, "multiplexed": other}))
