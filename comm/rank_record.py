@@ -62,6 +62,11 @@ class RankRecord:
         """When the rank's own thread last did anything that is told here."""
         return self._moved_at
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for other ranks."""
+        return self._activity == _WAITING
+
     # ---- Progress
 
     def computing(self, ticket: Ticket) -> None:
@@ -122,6 +127,7 @@ class RankRecord:
         size = len(told)
         self._version += 1
         now = self._moved_at = self._clock()
+        self._activity = activity
         if size:
             memory[_AT_TEXT : _AT_TEXT + size] = told
         _NOW.pack_into(memory, _AT_NOW, self._version, activity, now, size, self._version)

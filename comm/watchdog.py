@@ -29,6 +29,8 @@ _OWN_WORDS_S = 0.3
 _EVIDENCE_S = 0.4
 """A lost connection is noticed before the process that lost it counts as ended; on another host
 it shows by its silence."""
+_FIRST_S = 0.2
+"""A wait that looks at its deadline ends so much before its watchdog would."""
 _MANY_PLACES = 64
 
 
@@ -45,13 +47,17 @@ class Watchdog:
         *,
         report: Callable[[RankFailureError], None],
         exit_after_s: float | None,
+        longest_wait: Callable[[float], float] | None = None,
         blocking_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         leave: Callable[[int], Any] = os._exit,
     ) -> None:
-        """`blocking_s`: where the transport may hold the rank's own thread (a GPU), the time after
-        which a thread that has told nothing is taken to be in such a wait."""
+        """`longest_wait(began)`: the seconds that a wait which began then may take. A wait that
+        looks at its deadline has ended by then; this is for others. `blocking_s`: where the
+        transport may hold the rank's own thread (a GPU), the time after which a thread that has
+        told nothing is taken to be in such a wait."""
         self._board, self._report, self._leave = board, report, leave
+        self._longest_wait = longest_wait
         self._exit_after_s, self._blocking_s, self._clock = exit_after_s, blocking_s, clock
         self._told = threading.Lock()
         self._over = threading.Event()
@@ -118,6 +124,9 @@ class Watchdog:
                 self._press()
             elif self._board.lost():
                 self._settle(0.0, "")
+            elif self._waits_too_long():
+                seconds = self._clock() - self._board.record.moved_at
+                self._settle(seconds, "CollectiveTimeoutError: its watchdog")
             elif self._is_held():
                 self._settle(self._blocking_s or 0.0, "no rank's own thread has told anything")
 
@@ -150,6 +159,13 @@ class Watchdog:
             threading.Thread(target=self._report, args=(told,), daemon=True).start()
         if self._exit_after_s is not None and since > self._exit_after_s:
             self._leave(EXIT_CODE)
+
+    def _waits_too_long(self) -> bool:
+        record = self._board.record
+        if self._longest_wait is None or not record.is_waiting:
+            return False
+        began = record.moved_at
+        return self._clock() - began > self._longest_wait(began) + _FIRST_S
 
     def _is_held(self) -> bool:
         """Whether, as far as is known, every rank's own thread is inside a wait of the device."""

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from interlace.comm.verdict import Diagnosis, RankDiagnosis, Verdict
 
@@ -43,7 +44,8 @@ def failure_table(diagnosis: Diagnosis) -> Table:
     for rank in diagnosis.ranks:
         last = [f"{t.seq} {t.path}/{t.role} {t.stage} {t.reached}" for t in rank.tickets[-_SHOWN:]]
         style = _STYLES.get(rank.verdict, "bold red")
-        table.add_row(str(rank.rank), rank.verdict, rank.what, "\n".join(last), style=style)
+        cells = (str(rank.rank), rank.verdict, rank.what, "\n".join(last))
+        table.add_row(*map(Text, cells), style=style)
     return table
 
 

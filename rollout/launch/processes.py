@@ -32,6 +32,7 @@ from .launcher import LaunchError
 from .transport import AMPLE, Carrier, Groups
 from .window_groups import WindowGroups
 
+_MAKING = "every rank makes the communicators"
 _TOLD_BYTES = 512
 """What ranks tell one another while windows are made: a name, or the start of an error."""
 
@@ -213,11 +214,19 @@ class ProcessTransport:
         except Unshared as error:
             raise LaunchError(f"launch.serial_device_slots needs one host, but {error}") from None
 
+    @contextmanager
+    def _together(self, what: str) -> Iterator[None]:
+        """A wait inside the library, which looks at no deadline of ours: the watchdog does."""
+        self.board.record.waiting(f"rank {self.rank}: {what}")
+        yield
+        self.board.record.going_on()
+
     def _tell(self, text: str) -> list[str]:
         told = text.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0")
         mine = torch.frombuffer(bytearray(told), dtype=torch.uint8)
         everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everybody, mine, group=self._all_ranks)
+        with self._together(_MAKING):
+            dist.all_gather(everybody, mine, group=self._all_ranks)
         return [part.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for part in everybody]
 
     def _stream(self, path: str) -> torch.cuda.Stream | None:
@@ -231,7 +240,8 @@ class ProcessTransport:
         """Every rank makes every group, in one order, and keeps its own."""
         mine: dist.ProcessGroup | None = None
         for ranks in groups:
-            group = dist.new_group(list(ranks), backend=backend, timeout=self._timeout)
+            with self._together(_MAKING):
+                group = dist.new_group(list(ranks), backend=backend, timeout=self._timeout)
             if self.rank in ranks:
                 mine = group
         assert mine is not None, f"rank {self.rank} is in none of {groups}"

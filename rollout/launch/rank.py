@@ -19,7 +19,7 @@ from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, RankFailure, RankReport
 
 from .compose import blocks_for, compose
-from .first_passes import FirstPasses
+from .deadlines import Deadlines
 from .memory import agreed_minimum
 from .processes import ProcessTransport
 from .silent_ranks import end_silent_ranks
@@ -66,16 +66,18 @@ def run_process(
         if unsaid.acquire(blocking=False):  # the watchdog may have spoken for this thread
             emit(failure(rank, error))
 
+    deadlines = Deadlines(board.record, config.launch)
     watchdog = Watchdog(
         board,
         report=say_failure,
         exit_after_s=exit_after_s,
+        longest_wait=deadlines.longest_wait,
         blocking_s=_blocking_s(config, transport),
     )
     try:
         with watchdog:
             try:
-                done = _run(config, folder, transport, inbox, emit, killed, watchdog)
+                done = _run(config, folder, transport, inbox, emit, killed, watchdog, deadlines)
             except Killed:
                 board.record.left()
                 raise
@@ -102,10 +104,8 @@ def _run(
     emit: Callable[[Event], None],
     killed: threading.Event,
     watchdog: Watchdog,
+    deadlines: Deadlines,
 ) -> RankReport:
-    load_by = time.monotonic() + config.launch.load_timeout_s
-    first = FirstPasses(transport.board.record, config.launch.load_timeout_s)
-
     def park(seconds: float) -> None:
         check()
         inbox.wait(seconds)
@@ -120,22 +120,21 @@ def _run(
             park=park,
             waiter=transport.waiter,
             check=check,
-            progress=first,
+            progress=deadlines,
             patience=patience,
         )
 
-    def left() -> float:
-        return max(1.0, load_by - time.monotonic())
-
     mine = blocks_for(config, folder, transport.device)
-    num_blocks = drive(agreed_minimum(transport, mine, left()))
-    rank = compose(config, folder, transport, inbox, emit, num_blocks=num_blocks, progress=first)
+    num_blocks = drive(agreed_minimum(transport, mine, deadlines.loading_s()))
+    rank = compose(
+        config, folder, transport, inbox, emit, num_blocks=num_blocks, progress=deadlines
+    )
     # Ranks load at different speeds; the short deadlines hold from here on.
-    drive(_meet(transport, left()))
+    drive(_meet(transport, deadlines.loading_s()))
     emit(rank.ready)
     ready_at = time.process_time()
-    first.expect(rank.paths)
-    journal = drive(rank.engine.run(), first.patience)
+    deadlines.expect(rank.paths)
+    journal = drive(rank.engine.run(), deadlines.patience)
     return report(transport.rank, journal, time.process_time() - ready_at)
 
 

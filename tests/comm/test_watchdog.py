@@ -290,6 +290,19 @@ def test_ranks_that_a_device_holds_all_together_are_not_waited_for(
     assert boards[1].is_poisoned()
 
 
+def test_a_wait_that_looks_at_no_deadline_is_ended_by_the_watchdog(
+    boards: list[SharedBoard],
+) -> None:
+    """As one inside gloo: nothing of ours is called until it returns."""
+    over = threading.Event()
+    boards[0].record.waiting("rank 0: every rank makes the communicators")
+    options = {"report": lambda error: over.set(), "longest_wait": lambda began: 0.3}
+    with watched(boards[1]), watched(boards[0], **options):
+        assert over.wait(30)
+        error = watched(boards[0]).explain(ValueError("late"))
+    assert str(error).startswith("every rank makes the communicators: rank 1 is ")
+
+
 def test_telling_costs_less_than_a_microsecond_and_a_half() -> None:
     record = RankRecord(memoryview(bytearray(32768)))
     best = float("inf")
