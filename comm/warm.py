@@ -22,7 +22,6 @@ async def warm(
     communicators: Mapping[tuple[str, str], Communicator],
     members: Mapping[tuple[str, str], Sequence[int]],
     *,
-    epoch: int,
     pack: Callable[[bytes], Any],
     unpack: Callable[[Any], bytes],
 ) -> None:
@@ -33,7 +32,7 @@ async def warm(
     """
     for key in sorted(communicators):
         path, role = key
-        own = f"{path}/{role} of ranks {list(members[key])}, epoch {epoch}"
+        own = f"{path}/{role} of ranks {list(members[key])}"
         payload = pack(own.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"))
         handle = communicators[key].post(Gather(role=role, stage="warm", payload=payload), None)
         answers = await finish(communicators[key], handle, f"rank {rank}: first use of {own}")

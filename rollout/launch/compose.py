@@ -17,6 +17,7 @@ from interlace.comm.plan import PlanConfig
 from interlace.comm.progress import Progress
 from interlace.comm.sequencer import record_program
 from interlace.comm.unsafe import unsafe_sequencer
+from interlace.comm.warm import warm
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
@@ -58,6 +59,8 @@ class Rank:
     ready: RankReady
     paths: tuple[Path, ...]
     """Those it takes part in."""
+    first_use: Callable[[], Forward] | None
+    """To be driven before the first step where groups begin to exist only when they are used."""
 
 
 def compose(
@@ -179,7 +182,26 @@ def compose(
         transport=transport.carrier.kind,
         transport_why=transport.carrier.why,
     )
-    return Rank(engine=engine, ready=ready, paths=mine)
+    first_use = None
+    if transport.carrier.kind in ("gloo", "nccl"):
+        first_use = _first_use(transport, communicators, {path.name: path for path in mine})
+    return Rank(engine=engine, ready=ready, paths=mine, first_use=first_use)
+
+
+def _first_use(
+    transport: Transport,
+    communicators: Mapping[tuple[str, str], Communicator],
+    paths: Mapping[str, Path],
+) -> Callable[[], Forward]:
+    def pack(told: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(told), dtype=torch.uint8).to(transport.device)
+
+    def unpack(answer: torch.Tensor) -> bytes:
+        return bytes(answer.cpu().numpy())
+
+    rank = transport.rank
+    members = {(name, role): paths[name].group_of(role, rank) for name, role in communicators}
+    return lambda: warm(rank, communicators, members, pack=pack, unpack=unpack)
 
 
 def _prechecks(

@@ -85,9 +85,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize(("policy", "layers"), ORDERS)
-def test_the_same_digest_in_every_order_of_a_step(
-    policy: str, layers: int, reference: str
-) -> None:
+def test_the_same_digest_in_every_order_of_a_step(policy: str, layers: int, reference: str) -> None:
     trajectories, measured = played(
         f"order.policy={policy}",
         f"order.layers_per_boundary={layers}",
