@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday test-hosts test-failures bench bench-window layouts ablate model swaps test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday test-hosts test-failures bench bench-window bench-tags layouts ablate model swaps test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp
@@ -52,6 +52,9 @@ bench-window: $(READY)  ## small messages between two processes: the window agai
 
 ablate: $(READY)  ## every mode and order on fixed work, seven times, in turn: ten hours, can be ended and resumed
 	$(BIN)/python experiments/ablate.py --out out/ablate
+
+bench-tags: $(READY)  ## what verification costs a step
+	$(BIN)/python experiments/bench_tags.py
 
 layouts: $(READY)  ## every architecture in every layout and mode: digests and errors, one table
 	$(BIN)/python experiments/layouts.py --out out/layouts
