@@ -131,6 +131,8 @@ def _run(
     )
     # Ranks load at different speeds; the short deadlines hold from here on.
     drive(_meet(transport, deadlines.loading_s()))
+    if rank.first_use is not None:
+        drive(rank.first_use())
     emit(rank.ready)
     ready_at = time.process_time()
     deadlines.expect(rank.paths)
