@@ -56,7 +56,7 @@ def draw_timeline(path: str | Path, records: Records, *, mode: str) -> None:
     if (num := len(engines(busy))) > 1:
         title += f", in {num} engines that step apart"
     if TRANSFER in paths:
-        title += ", on different ranks, in lock-step under one exchange"
+        title += ", on different ranks, in lock-step"
     picture.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=INK)
     zero = min(steps[0].began_at for steps, _ in shown.values())
     close_up = _close_up(shown, zero)
