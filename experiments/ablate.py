@@ -2,7 +2,7 @@
 
     python experiments/ablate.py --out out/ablate [--only swe-long-link] [--repeat 7]
 
-Seven parts, each an `interlace ablate` in a folder of its own with a report.html. About a minute a
+Eight parts, each an `interlace ablate` in a folder of its own with a report.html. About a minute a
 run on two quiet cores; all of it takes most of a day (see `PARTS`: arms times seven, and a few runs
 that tune chunked). Runs that are there are not made again: stop it when you like and call it again,
 and those that others disturbed are made again. At the end the bars are printed: what multiplexing
@@ -52,6 +52,7 @@ class Part:
     arms: str | None = None
     link: str | None = None
     sleep: bool = True
+    overrides: Sequence[str] = ()
     bars: Sequence[Bar] = ()
 
 
@@ -164,6 +165,13 @@ PARTS = (
         arms="serial,multiplexed",
         bars=(Bar(wanted="no gain: the interval contains 1", figure=nothing_won),),
     ),
+    Part(
+        name="splits",
+        workload="swe-long",
+        arms="serial,multiplexed,disaggregated-1p3d,disaggregated-2p2d,disaggregated-3p1d",
+        link=LINK,
+        overrides=("layout.world=4",),
+    ),
     Part(name="orders", workload="swe-long", arms=ORDERS, link=LINK, bars=ORDERED),
     Part(
         name="orders-no-waits",
@@ -204,6 +212,7 @@ def main(
                     sleep=part.sleep,
                     overrides=(
                         *(link_overrides(part.link) if part.link else ()),
+                        *part.overrides,
                         *(overrides or ()),
                     ),
                 ),

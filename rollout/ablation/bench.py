@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from .request import Request
 
 CHILD = (sys.executable, "-m", "interlace.rollout.ablation.child")
 _LOOK_S = 0.5
+_PATIENCE_S = 3.0
 _NUM_TRIES = 2
 """Of a run that came out void, before the next one's turn."""
 
@@ -125,9 +127,8 @@ class Bench:
             try:
                 while not _ends_within(process, _LOOK_S):
                     self._tell(f"{arm.name}, run {repeat + 1}: {_progress(folder)}")
-            except BaseException:  # above all KeyboardInterrupt, which the child receives too
-                process.terminate()
-                process.wait()
+            except BaseException:
+                _end(process)
                 raise
         load = self._watch.peak()
         outcome: dict[str, Any] = {"load": round(load, 2), "void": load > self._max_load}
@@ -171,6 +172,15 @@ def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """In order, if it can: a terminal has interrupted it already, others have not."""
+    if not _ends_within(process, _PATIENCE_S):
+        process.send_signal(signal.SIGINT)
+    if not _ends_within(process, 10 * _PATIENCE_S):
+        process.kill()
+        process.wait()
 
 
 def _progress(folder: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from .statistics import ratio_words
+from .statistics import percent, ratio_words
 
 HEADINGS = (
     "arm",
@@ -117,23 +117,23 @@ def notes(report: Mapping[str, Any]) -> list[str]:
 def _gain_lines(name: str, gain: Mapping[str, Any]) -> list[str]:
     lines = []
     if gain["prefill_share"] is not None:
-        line = f"prefill is p = {gain['prefill_share']:.0%} of serial's time"
+        line = f"prefill is p = {percent(gain['prefill_share'])} of serial's time"
         if gain["slow_down"] is not None:
             line += (
                 f"; side by side P and D slow each other down by s = {gain['slow_down']:.2f} "
                 "(1: not at all, 2: nothing is won): at most min(p, 1 - p)(2 - s) = "
-                f"{gain['bound']:.1%} could be saved"
+                f"{percent(gain['bound'], 1)} could be saved"
             )
         lines.append(line)
     saved = gain["saved"]
-    line = f"{name} {'saves' if saved >= 0 else 'adds'} {abs(saved):.1%} of serial's time"
+    line = f"{name} {'saves' if saved >= 0 else 'adds'} {percent(abs(saved), 1)} of serial's time"
     if gain["won_of_bound"] is not None and saved > 0:
-        line += f", {gain['won_of_bound']:.0%} of that bound"
-    line += f"; serial's ranks wait {gain['serial_idle']:.1%} of the time"
+        line += f", {percent(gain['won_of_bound'])} of that bound"
+    line += f"; serial's ranks wait {percent(gain['serial_idle'], 1)} of the time"
     if gain["serial_parked"] >= 0.005:
-        line += f" ({gain['serial_parked']:.1%} without any work)"
+        line += f" ({percent(gain['serial_parked'], 1)} without any work)"
     if gain["won_of_idle"] is not None:
-        line += f", of which {max(0.0, gain['won_of_idle']):.0%} is won"
+        line += f", of which {percent(max(0.0, gain['won_of_idle']))} is won"
     return [*lines, line]
 
 

@@ -33,6 +33,11 @@ class PairedRatio:
         return asdict(self)
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """A share in words."""
+    return f"{100 * share:.{digits}f} %"
+
+
 def ratio_words(ratio: Mapping[str, Any] | None) -> str:
     """A ratio with its interval, where there is more than one pair."""
     if ratio is None:

@@ -8,7 +8,7 @@ from statistics import median
 from .arms import Arm
 from .comparison import Comparison, completion_s
 from .gain import Gain
-from .statistics import PairedRatio
+from .statistics import PairedRatio, percent
 
 FEW_PAIRS = 5
 """With fewer no interval of a median reaches 95 %."""
@@ -79,36 +79,36 @@ def _of_orders(compared: Comparison, subject: Arm, reference: Arm, ratio: Paired
 
 
 def _won(coexisting: float, gain: Gain | None) -> str:
-    cause = f"P and D coexist in {coexisting:.0%} of steps"
+    cause = f"P and D coexist in {percent(coexisting)} of steps"
     if gain is None:
         return cause
     if gain.serial_idle >= _LITTLE and gain.won_of_idle is not None:
         return (
-            f"{cause}, and of the {gain.serial_idle:.0%} of its time that serial waits, "
-            f"{gain.won_of_idle:.0%} is won"
+            f"{cause}, and of the {percent(gain.serial_idle)} of its time that serial waits, "
+            f"{percent(gain.won_of_idle)} is won"
         )
-    return f"{cause}, and serial waits for only {gain.serial_idle:.0%} of its time"
+    return f"{cause}, and serial waits for only {percent(gain.serial_idle)} of its time"
 
 
 def _nothing_won(coexisting: float, gain: Gain | None) -> str:
     if coexisting < _RARE:
-        return f"P and D coexist in {coexisting:.0%} of steps: nothing to overlap"
+        return f"P and D coexist in {percent(coexisting)} of steps: nothing to overlap"
     if gain is None:
-        return f"P and D coexist in {coexisting:.0%} of steps"
+        return f"P and D coexist in {percent(coexisting)} of steps"
     share = gain.prefill_share
     if share is not None and min(share, 1 - share) < _LITTLE:
         name, less = ("prefill", share) if share < 0.5 else ("decode", 1 - share)
-        return f"{name} is {less:.1%} of serial's time: nothing to overlap"
+        return f"{name} is {percent(less, 1)} of serial's time: nothing to overlap"
     if gain.serial_parked > 0.5:
         return (
-            f"the ranks have no work in {gain.serial_parked:.0%} of the time: "
+            f"the ranks have no work in {percent(gain.serial_parked)} of the time: "
             "the environment sets the pace"
         )
     waits = gain.serial_idle - gain.serial_parked
     if waits < _RARE:
         return (
-            f"serial's ranks wait for one another in {waits:.0%} of their time: nothing to hide, "
-            "though P and D coexist"
+            f"serial's ranks wait for one another in {percent(waits)} of their time: "
+            "nothing to hide, though P and D coexist"
         )
     if gain.slow_down is not None and gain.slow_down > 1.9:
         return (
@@ -121,13 +121,15 @@ def _nothing_won(coexisting: float, gain: Gain | None) -> str:
 def _lost(coexisting: float, gain: Gain | None) -> str:
     if gain is not None and gain.slow_down is not None and gain.slow_down > 2:
         return (
-            f"P and D coexist in {coexisting:.0%} of steps and then take {gain.slow_down:.2f} "
+            f"P and D coexist in {percent(coexisting)} of steps and then take {gain.slow_down:.2f} "
             "times as long: smaller batches and more host work cost more than overlap hides"
         )
     if gain is not None and gain.serial_idle - gain.serial_parked < _RARE:
         waits = gain.serial_idle - gain.serial_parked
-        return f"serial's ranks wait in {waits:.0%} of their time: nothing to hide"
-    return f"P and D coexist in {coexisting:.0%} of steps, but overlap costs more than it hides"
+        return f"serial's ranks wait in {percent(waits)} of their time: nothing to hide"
+    return (
+        f"P and D coexist in {percent(coexisting)} of steps, but overlap costs more than it hides"
+    )
 
 
 def _why_nothing(compared: Comparison) -> str:

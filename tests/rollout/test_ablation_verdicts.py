@@ -152,19 +152,19 @@ EQUAL = ratio(1.001, 0.99, 1.01)
             ratio(0.85, 0.84, 0.87),
             0.7,
             gained(saved=0.15, won_of_idle=0.5),
-            "multiplexed takes 0.850 [0.840, 0.870] of serial's time: P and D coexist in 70% of "
-            "steps, and of the 30% of its time that serial waits, 50% is won",
+            "multiplexed takes 0.850 [0.840, 0.870] of serial's time: P and D coexist in 70 % of "
+            "steps, and of the 30 % of its time that serial waits, 50 % is won",
         ),
         (
             EQUAL,
             0.04,
             gained(),
             "no gain: multiplexed takes 1.001 [0.990, 1.010] of serial's time; "
-            "P and D coexist in 4% of steps: nothing to overlap",
+            "P and D coexist in 4 % of steps: nothing to overlap",
         ),
-        (EQUAL, 0.5, gained(prefill_share=0.01), "prefill is 1.0% of serial's time"),
+        (EQUAL, 0.5, gained(prefill_share=0.01), "prefill is 1.0 % of serial's time"),
         (EQUAL, 0.5, gained(serial_parked=0.8, serial_idle=0.9), "the environment sets the pace"),
-        (EQUAL, 0.5, gained(serial_idle=0.03), "wait for one another in 3% of their time"),
+        (EQUAL, 0.5, gained(serial_idle=0.03), "wait for one another in 3 % of their time"),
         (EQUAL, 0.5, gained(slow_down=1.97), "slow each other down by 1.97"),
         (EQUAL, 0.5, gained(), "more repeats may tell"),
         (ratio(1.1, 1.05, 1.2), 0.5, gained(slow_down=2.3), "takes longer, 1.100"),
