@@ -110,6 +110,8 @@ def run(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Exit code 0 and a `run.json`, or a traceback in the log."""
+    # In the background of a script it would be ignored, and this would live on without its parent.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     die_with_parent(int(sys.argv[2]), signal.SIGINT)
     folder = Path(sys.argv[1])
     found = run(folder)

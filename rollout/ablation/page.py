@@ -11,15 +11,15 @@ from .rows import HEADINGS, notes, rows
 
 _STYLE = """
 :root { --paper:#fff; --ink:#30363d; --soft:#66707c; --line:#d9dde2; --card:#f6f7f9;
-  --waiting:#e6e8ec; --parked:#f4f5f7; --host:#a3abb6; --good:#1a7f4b; --bad:#c0362c; }
+  --waiting:#e6e8ec; --parked:#f4f5f7; --host:#a3abb6; --said:#2f6db5; --bad:#c0362c; }
 @media (prefers-color-scheme: dark) { :root { --paper:#15181c; --ink:#dfe3e8; --soft:#9aa4af;
   --line:#343a42; --card:#1e2329; --waiting:#353b43; --parked:#22272d; --host:#6b747f;
-  --good:#52c98a; --bad:#ff7b70; } }
+  --said:#6fa8e8; --bad:#ff7b70; } }
 * { box-sizing:border-box } body { margin:0 auto; max-width:1180px; padding:28px 24px 60px;
   background:var(--paper); color:var(--ink); font:15px/1.5 system-ui, sans-serif; }
 h1 { font-size:23px; margin:0 0 4px } h2 { font-size:17px; margin:34px 0 6px }
 p, li { color:var(--ink) } .soft, figcaption { color:var(--soft); font-size:13.5px }
-.verdict { border-left:5px solid var(--good); background:var(--card); padding:12px 16px;
+.verdict { border-left:5px solid var(--said); background:var(--card); padding:12px 16px;
   font-size:16.5px; margin:16px 0 } .verdict.bad { border-color:var(--bad); color:var(--bad);
   font-weight:600 } .scroll { overflow-x:auto } table { border-collapse:collapse; font-size:13px;
   font-variant-numeric:tabular-nums } th, td { padding:5px 10px; text-align:right;

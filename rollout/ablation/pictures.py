@@ -34,7 +34,12 @@ _ARM_COLOURS = {
 }
 _MORE_COLOURS = ("#4fa3c7", "#d98bb0", "#7c8f3a", "#6b6fd0", "#e0a458")
 _REST = ("host code", "waits for others", "no work")
-_WORDS = {"prefill": "prefill computes", "decode": "decode computes", "mixed": "both in one batch"}
+_WORDS = {
+    "prefill": "prefill computes",
+    "decode": "decode computes",
+    "mixed": "both in one batch",
+    "transfer": "transfers",
+}
 
 Figures = Mapping[str, Any]
 
@@ -187,7 +192,8 @@ def _shares(compared: Comparison) -> Picture:
     figure.legend(
         handles=patches,
         loc="outside lower left",
-        ncols=6,
+        ncols=len(patches),
+        columnspacing=1.3,
         frameon=False,
         labelcolor=INK,
         fontsize=9,
