@@ -29,8 +29,11 @@ def measure(
 ) -> dict[str, Any]:
     """The figures of a run that its summary does not have.
 
-    `asked`, `finished_at` (one time a trajectory) and `began_at` by the clock of the records.
+    `asked`, `finished_at` (one time a trajectory) and `began_at` by the clock of the records. What
+    ranks did before and after it, waiting for environments to start and for the word to stop, is
+    left out.
     """
+    records = within(records, began_at, max(finished_at, default=began_at))
     steps = [step for own, _ in records.values() for step in own]
     found = latencies(records, asked)
     sampled_at = sorted(at for at, _ in token_times(records))
@@ -49,6 +52,16 @@ def measure(
         "curve": curve(sampled_at, finished_at, began_at),
         "timeline": timeline(records),
     }
+
+
+def within(records: Records, began_at: float, ended_at: float) -> Records:
+    """The steps that lie at least partly between the two, and their tickets; all if none do."""
+    kept = {}
+    for rank, (steps, tickets) in records.items():
+        own = [s for s in steps if s.ended_at > began_at and s.began_at < ended_at]
+        numbers = {step.step for step in own}
+        kept[rank] = own, [ticket for ticket in tickets if ticket.step in numbers]
+    return kept if all(steps for steps, _ in kept.values()) else records
 
 
 def rank_shares(steps: Sequence[StepRecord], tickets: Sequence[TicketRecord]) -> dict[str, float]:

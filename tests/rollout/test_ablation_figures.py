@@ -10,7 +10,14 @@ import pytest
 from tests.rollout.ablation_runs import figures_of, records_of
 
 from interlace.rollout.ablation.gain import gain, mean_share, prefill_share, slow_down
-from interlace.rollout.ablation.measures import curve, measure, num_exchanges, rank_shares, tail
+from interlace.rollout.ablation.measures import (
+    curve,
+    measure,
+    num_exchanges,
+    rank_shares,
+    tail,
+    within,
+)
 from interlace.rollout.ablation.statistics import paired_ratio, ratio_words
 from interlace.rollout.latencies import latencies, token_times
 from interlace.rollout.rank_time import common_s
@@ -102,6 +109,16 @@ def test_a_turnstile_meets_once_more_where_both_paths_run(recorded_run):
     records = recorded_run(["(DPDP", "DP)", "DD"])
     assert num_exchanges(records, "plan") == 3
     assert num_exchanges(records, "turnstile") == 5
+
+
+def test_what_ranks_do_before_and_after_a_run_is_left_out(recorded_run):
+    records = recorded_run(["", "", "(PPPP)", "DDDD", "", ""])
+    steps = records[0][0]
+    run = within(records, steps[2].began_at, steps[3].ended_at - 1e-6)
+    assert [step.step for step in run[0][0]] == [2, 3]
+    assert rank_shares(*run[0])["parked"] == 0 < rank_shares(*records[0])["parked"]
+    assert len(run[0][1]) == len(records[0][1])
+    assert within(records, 1e9, 2e9) is records
 
 
 def test_a_rank_is_measured_whatever_its_paths(recorded_run):
