@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .description import Description
 from .kv_cache import BLOCK_SIZE
+from .to_device import to_device
 
 TILE_ROWS = (1, 8, 32)
 """Heights of query tiles. A sequence is cut into tiles of the first height it fits into, else the
@@ -25,6 +26,8 @@ BLOCK_COST = 16
 BLOCK_COST for the block itself. That bounds its memory whatever the batch, and keeps temporaries
 below the size at which every allocation is mapped and cleared anew (measured: three times slower).
 """
+ACCELERATOR_GROUP_COST = 32 * GROUP_COST
+"""The same where memory is cached and each kernel costs its launch: fewer and larger parts."""
 
 Ints = NDArray[np.int64]
 
@@ -87,13 +90,13 @@ class Batch:
         return cls(
             num_rows=num_rows,
             num_padded_rows=num_rows + padding,
-            input_ids=_tensor(_ints(description.input_ids + (0,) * padding), on),
-            positions=_tensor(_ints(description.positions + (0,) * padding), on),
-            slot_mapping=_tensor(rows.slot_mapping(), on),
-            block_tables=_tensor(rows.rectangular_tables(), on),
-            cu_seqlens_q=_tensor(rows.start_B1, on),
-            context_lens=_tensor(rows.context_len_B, on),
-            sample_rows=_tensor(_ints(description.sample_rows), on),
+            input_ids=to_device(_ints(description.input_ids + (0,) * padding), on),
+            positions=to_device(_ints(description.positions + (0,) * padding), on),
+            slot_mapping=to_device(rows.slot_mapping(), on),
+            block_tables=to_device(rows.rectangular_tables(), on),
+            cu_seqlens_q=to_device(rows.start_B1, on),
+            context_lens=to_device(rows.context_len_B, on),
+            sample_rows=to_device(_ints(description.sample_rows), on),
             tiles=tuple(rows.tile_groups(on)),
         )
 
@@ -163,7 +166,8 @@ class _Rows:
         last_N = np.minimum(row_N + height, self.start_B1[sequence_N + 1]) - 1
         num_blocks_N = self.position_T[last_N] // BLOCK_SIZE + 1
         cost_N = num_blocks_N * (height + BLOCK_COST)
-        part_N = (np.cumsum(cost_N) - cost_N) // GROUP_COST
+        most = GROUP_COST if device.type == "cpu" else ACCELERATOR_GROUP_COST
+        part_N = (np.cumsum(cost_N) - cost_N) // most
         cuts = [0, *(np.flatnonzero(np.diff(part_N)) + 1).tolist(), len(part_N)]
         return [
             self._group(sequence_N[a:b], row_N[a:b], last_N[a:b], num_blocks_N[a:b], height, device)
@@ -195,12 +199,12 @@ class _Rows:
             num_tiles=num_tiles,
             tile_rows=height,
             num_slots=num_slots,
-            row_M=_tensor(row_NQ.ravel(), device),
-            keep_R=None if keep_NQ.all() else _tensor(np.flatnonzero(keep_NQ), device),
-            tile_P=_tensor(tile_P, device),
-            block_P=_tensor(block_P, device),
-            slot_P=_tensor(tile_P * num_slots + index_P, device),
-            mask_PQK=torch.from_numpy(mask_PQK).to(device),
+            row_M=to_device(row_NQ.ravel(), device),
+            keep_R=None if keep_NQ.all() else to_device(np.flatnonzero(keep_NQ), device),
+            tile_P=to_device(tile_P, device),
+            block_P=to_device(block_P, device),
+            slot_P=to_device(tile_P * num_slots + index_P, device),
+            mask_PQK=to_device(mask_PQK, device),
         )
 
 
@@ -213,7 +217,3 @@ def _counting(counts: Ints) -> Ints:
 
 def _ints(values: tuple[int, ...] | list[int]) -> Ints:
     return np.array(values, dtype=np.int64)
-
-
-def _tensor(values: Ints, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(values).to(device)

@@ -15,6 +15,7 @@ import torch
 from interlace.comm.collectives import Exchange, perform
 
 from .placement import Placement
+from .to_device import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,9 @@ class AllToAllDispatcher:
         if self._rank_in_order_X is not None:
             key = self._rank_in_order_X.to(key.device)[key]
         sent_order = torch.argsort(key, stable=True)
-        counts_X = torch.bincount(key, minlength=self._placement.num_experts)
+        # not bincount: on an accelerator the host would wait for it, before the counts travel
+        counts_X = key.new_zeros(self._placement.num_experts)
+        counts_X.scatter_add_(0, key, torch.ones_like(key))
         rows = x_TD.index_select(0, sent_order // topk_TK.shape[1])
         return sent_order, counts_X, rows
 
@@ -150,4 +153,4 @@ class AllToAllDispatcher:
         expert_R = np.repeat(
             np.tile(np.arange(num_own), self._placement.ep_size), counts_by_source.ravel()
         )
-        return torch.from_numpy(np.argsort(expert_R, kind="stable")).to(rows.device)
+        return to_device(np.argsort(expert_R, kind="stable"), rows.device)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .dispatch import Dispatched
 from .placement import Placement
+from .to_device import to_device
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer type whose bits fit into one element of a row."""
@@ -52,14 +53,14 @@ class Labels:
         pair_P = np.flatnonzero(index_NK >= 0)
         expert_P = index_NK.ravel()[pair_P]
         arrival_R = np.argsort(expert_P, kind="stable")
-        row_R = _on(pair_P[arrival_R] // top_k, arrived_NW)
+        row_R = to_device(pair_P[arrival_R] // top_k, arrived_NW.device)
         per_member = index_NK.reshape(self._ep_size, -1)
         owner = self._owner_X[topk_TK.cpu().numpy()].ravel()
         return Dispatched(
             rows_RD=arrived_NW[:, :width].index_select(0, row_R),
             expert_counts=_counts(expert_P, self._num_own),
-            arrival_R=_on(arrival_R, arrived_NW),
-            sent_order=_on(np.argsort(owner, kind="stable"), arrived_NW),
+            arrival_R=to_device(arrival_R, arrived_NW.device),
+            sent_order=to_device(np.argsort(owner, kind="stable"), arrived_NW.device),
             top_k=top_k,
             sent=_counts(owner, self._ep_size),
             received=tuple((per_member >= 0).sum(1).tolist()),
@@ -80,12 +81,8 @@ def places(counts: Sequence[int], blocks: Sequence[int], like: torch.Tensor) -> 
     count = np.array(counts, dtype=np.int64)
     block = np.array(blocks, dtype=np.int64)
     gap = (np.cumsum(block) - block) - (np.cumsum(count) - count)
-    return _on(np.arange(count.sum()) + np.repeat(gap, count), like)
+    return to_device(np.arange(count.sum()) + np.repeat(gap, count), like.device)
 
 
 def _counts(values: NDArray[np.int64], size: int) -> tuple[int, ...]:
     return tuple(np.bincount(values, minlength=size).tolist())
-
-
-def _on(index: NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(index).to(like.device)

@@ -100,6 +100,9 @@ def compose(
         dtype=dtype,
         device=transport.device,
     )
+    if transport.device.type == "cuda":
+        # What was put on this thread's stream so far, every path's stream may use from here on.
+        torch.cuda.synchronize(transport.device)
     contexts = {
         name: PathContext(
             path=name,
@@ -234,7 +237,7 @@ def blocks_for(config: RolloutConfig, folder: FilePath, device: torch.device) ->
         config.scheduler.num_blocks,
         block_bytes=size,
         folder=folder,
-        sharers=config.layout.world,
+        sharers=config.layout.world if device.type == "cpu" else 1,  # a rank has a GPU to itself
         device=device,
     )
 

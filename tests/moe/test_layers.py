@@ -11,7 +11,7 @@ from interlace.comm.collectives import Exchange, Gather
 from interlace.moe.config import ModelConfig
 from interlace.moe.experts import Expert, apply_experts
 from interlace.moe.kv_cache import KVCache, attention_planes, bytes_per_block
-from interlace.moe.linear import HeadwiseLinear, Linear, padded_linear
+from interlace.moe.linear import HeadwiseLinear, Linear, padded_linear, tiled_linear
 from interlace.moe.parts import Router
 from interlace.moe.placement import Placement
 from interlace.moe.program import echo_result, stub_result
@@ -38,6 +38,16 @@ def test_a_row_of_a_product_does_not_depend_on_the_number_of_rows(
             padded_linear(x_TK[:count], weight_NK), padded_linear(x_TK, weight_NK)[:count]
         ), count
     assert linear(x_TK[:0]).shape == (0, num_outputs)
+
+
+def test_a_product_in_tiles_is_the_product_and_the_same_for_every_number_of_rows() -> None:
+    weight_NK = torch.randn(48, 80) * 0.05
+    x_TK = torch.randn(200, 80)
+    expected = tiled_linear(x_TK, weight_NK)
+    torch.testing.assert_close(expected, F.linear(x_TK, weight_NK))
+    for start, count in ((0, 1), (3, 64), (60, 65), (0, 128), (7, 150)):
+        found = tiled_linear(x_TK[start : start + count], weight_NK)
+        assert torch.equal(found, expected[start : start + count])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
