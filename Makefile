@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday test-hosts test-failures bench bench-window bench-tags layouts ablate model swaps test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday test-hosts test-failures bench bench-window bench-tags layouts ablate device-check model swaps test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp
@@ -55,6 +55,9 @@ ablate: $(READY)  ## every mode and order on fixed work, seven times, in turn: t
 
 bench-tags: $(READY)  ## what verification costs a step
 	$(BIN)/python experiments/bench_tags.py
+
+device-check: $(READY)  ## one NVIDIA GPU: does it work, is it exact, what does multiplexing gain; four minutes
+	$(BIN)/python experiments/device_check.py --out out/device-check
 
 layouts: $(READY)  ## every architecture in every layout and mode: digests and errors, one table
 	$(BIN)/python experiments/layouts.py --out out/layouts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,21 @@ class RandomModelSizes:
     tie_embeddings: bool = False
 
 
-def write_random_model(folder: Path, architecture: str, seed: int, **sizes: int | str) -> Path:
+def write_random_model(
+    folder: Path,
+    architecture: str,
+    seed: int,
+    tensors: Callable[[ModelConfig, int], dict[str, torch.Tensor]] | None = None,
+    /,
+    **sizes: int | str,
+) -> Path:
     """Write a checkpoint, its config and a byte-level tokenizer; the same bytes for the same seed.
 
     `sizes` are fields of `RandomModelSizes`; an architecture takes those it has. Weights have the
-    hub's names and layout. Raises ValueError for an architecture that is not in `ARCHITECTURES` or
-    a vocabulary below 259 (256 bytes and three special tokens).
+    hub's names and layout. `tensors` draws them, given config and seed: by default numpy, which
+    takes its time for large models but draws the same everywhere. Raises ValueError for an
+    architecture that is not in `ARCHITECTURES` or a vocabulary below 259 (256 bytes and three
+    special tokens).
     """
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture {architecture!r} is none of {', '.join(ARCHITECTURES)}")
@@ -67,7 +77,7 @@ def write_random_model(folder: Path, architecture: str, seed: int, **sizes: int 
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
     save_file(
-        _random_tensors(read_config(folder), seed),
+        (tensors or _random_tensors)(read_config(folder), seed),
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
