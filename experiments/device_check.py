@@ -239,7 +239,8 @@ def communicators(setting: Setting, deadline: float) -> Found:
                         began_at = time.perf_counter()
                         (gathered,) = back(key, Gather(role="ep", stage="gather", payload=sent))
                         wait(setting)
-                        trips.append(time.perf_counter() - began_at)
+                        if rows:  # else nothing travels
+                            trips.append(time.perf_counter() - began_at)
                         exchange = Exchange(
                             role="ep", stage="exchange", payload=sent, send=(rows,), recv=(rows,)
                         )
