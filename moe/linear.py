@@ -54,10 +54,12 @@ class Linear:
         if num_rows == 0:
             return x_TK.new_empty((0, self.num_outputs))
         if self._packed:
+            if num_rows == 1:  # alone it would be summed otherwise where K and N are large
+                x_TK = F.pad(x_TK, (0, 0, 0, 1))
             packed: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
                 x_TK, self._weight, None, "none", [], ""
             )
-            return packed
+            return packed[:num_rows]
         if x_TK.device.type != "cpu":
             return tiled_linear(x_TK, self._weight)
         return padded_linear(x_TK, self._weight)
