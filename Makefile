@@ -62,7 +62,7 @@ device-check: $(READY)  ## one NVIDIA GPU: does it work, is it exact, what does 
 layouts: $(READY)  ## every architecture in every layout and mode: digests and errors, one table
 	$(BIN)/python experiments/layouts.py --out out/layouts
 
-model: $(READY)  ## the model of the protocol, all bounds and mutants: an hour, can be ended and started again
+model: $(READY)  ## the model of the protocol, all bounds and mutants: 15 minutes, can be ended and started again
 	$(BIN)/python -m interlace.rollout.verify.model --page docs/safety/model.md
 
 swaps: $(READY)  ## 1,000 order swaps below the sequencer, over four real ranks

@@ -70,11 +70,21 @@ BOUNDS = (
         macros={"LINK": 1},
     ),
     Bounds(
+        name="link-abort",
+        covers="the same with an abort: a prefill is dropped while its messages travel",
+        macros={"LINK": 1, "ABORTS": 1},
+    ),
+    Bounds(
         name="device",
         covers="a device that runs one collective at a time, in the order of posts, as NCCL's do",
         macros={"DEVICE": 1},
     ),
     Bounds(name="abort", covers="one abort at any time", macros={**_LONG, "ABORTS": 1}),
+    Bounds(
+        name="drop-again",
+        covers="a second request a leader, so another prefill follows a dropped one; two ranks",
+        macros={**_PAIR, "REQUESTS": 2, "ABORTS": 1},
+    ),
     Bounds(
         name="ghosts",
         covers="three leaders, so an aborted row's prefill goes on for others' rows",
@@ -94,13 +104,18 @@ BOUNDS = (
     ),
     Bounds(
         name="renewal-abort",
-        covers="the same with an abort, two ranks",
-        macros={**_PAIR, **_RENEWED, "ABORTS": 1},
+        covers="the same with an abort",
+        macros={**_RENEWED, "ABORTS": 1},
+    ),
+    Bounds(
+        name="renewal-update",
+        covers="the same with an update, two ranks",
+        macros={**_PAIR, **_RENEWED, "UPDATES": 1},
     ),
     Bounds(
         name="old-memory",
-        covers="the next epoch in memory that was not wiped: old messages are refused",
-        macros={**_RENEWED, "SAME_MEMORY": 1},
+        covers="the next epoch in memory that was not wiped: old messages are refused; two ranks",
+        macros={**_PAIR, **_RENEWED, "SAME_MEMORY": 1},
     ),
     Bounds(
         name="swap",
@@ -217,7 +232,7 @@ MUTANTS = (
     Mutant(
         name="settled drop",
         rule="a dropped prefill's outstanding collective is settled first",
-        macros={"M_DROP_UNSETTLED": 1, "ABORTS": 1},
+        macros={**_PAIR, "M_DROP_UNSETTLED": 1, "REQUESTS": 2, "ABORTS": 1},
         promises=("one_outstanding",),
     ),
     Mutant(

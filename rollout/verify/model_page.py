@@ -64,5 +64,4 @@ def write(page: Path, results: Results) -> None:
 
 
 def _macros(macros: Mapping[str, int]) -> str:
-    told = [f"`{name}`" if value == 1 else f"`{name}={value}`" for name, value in macros.items()]
-    return " ".join(told)
+    return " ".join(f"`{name}={value}`" for name, value in macros.items())
