@@ -27,7 +27,11 @@ class Updates(Protocol):
     """Where new weights come from."""
 
     def ready(self) -> int:
-        """The newest version that this rank holds complete and checked; 0 if there is none."""
+        """The newest version that this rank holds complete and checked; 0 if there is none.
+
+        Installed is the newest that all ranks hold, so every one between that in use and this
+        must still be held.
+        """
         ...
 
     def install(self, version: int) -> Weights:
