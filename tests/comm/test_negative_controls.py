@@ -26,7 +26,7 @@ from interlace.comm.sequencer import Sequencer
 
 pytestmark = pytest.mark.slow
 
-SEEDS = 200
+SEEDS = 80
 PAIR, SQUARE = Layout(world=2), Layout(world=4, tp=2)
 SHARED = {(PREFILL, "ep"): (DECODE, "ep"), (PREFILL, "tp"): (DECODE, "tp")}
 

@@ -13,7 +13,7 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny random model of every architecture; the two that came first are the deepest."""
     root = tmp_path_factory.mktemp("tiny")
     return {
-        name: write_random_model(root / name, name, seed=1, num_layers=4 if place < 2 else 2)
+        name: write_random_model(root / name, name, 1, num_layers=4 if place < 2 else 2)
         for place, name in enumerate(ARCHITECTURES)
     }
 

@@ -210,7 +210,8 @@ def test_a_rank_that_does_not_finish_loading_is_found_by_the_deadline_of_loading
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("fault", ["stop", pytest.param("kill", marks=pytest.mark.failures)])
+@pytest.mark.failures
+@pytest.mark.parametrize("fault", ["stop", "kill"])
 def test_a_failure_over_ray(fault: str, tmp_path: Path) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
     command = [sys.executable, "-m", "interlace.rollout.cli"]

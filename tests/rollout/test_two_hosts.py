@@ -165,7 +165,10 @@ def test_a_rank_killed_on_the_other_host_is_named_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("kind", marked("torchrun"))
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.hosts), signal.SIGTERM, signal.SIGKILL],
+)
 def test_a_command_that_is_ended_from_outside_leaves_nothing(
     kind: str, number: signal.Signals, tmp_path: Path
 ) -> None:
