@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, zip_longest
+from itertools import accumulate, groupby, pairwise, zip_longest
 from typing import Literal
 
 from .path import Op, Path, Ticket
@@ -227,14 +227,16 @@ def _tickets(
 
 def _boundaries(path: Path, position: int, config: PlanConfig) -> list[int]:
     """Tickets up to each boundary that the path may reach in a step in which others decode."""
-    units = _units(path.program, config.layers_per_boundary)
-    most = 1 if config.policy == "turnstile" else math.ceil(len(units) / config.chunk_steps)
-    ends, chosen = 0, list[int]()
-    for size in units:
-        ends += size
-        if ends > position and len(chosen) < most:
-            chosen.append(min(size, ends - position))
-    return chosen
+    num_units = len(_units(path.program, config.layers_per_boundary))
+    most = 1 if config.policy == "turnstile" else math.ceil(num_units / config.chunk_steps)
+    return _left(path, position, config)[:most]
+
+
+def _left(path: Path, position: int, config: PlanConfig) -> list[int]:
+    """Tickets up to each place where the path may stop, from `position` to its program's end."""
+    ends = accumulate(_units(path.program, config.layers_per_boundary))
+    places = [position, *(end for end in ends if end > position)]
+    return [end - start for start, end in pairwise(places)]
 
 
 def _units(program: tuple[Op, ...], layers: int) -> list[int]:
@@ -275,12 +277,8 @@ def _order(
 
 
 def _lumps(path: Path, position: int, num: int, config: PlanConfig) -> list[int]:
-    ends, sizes = 0, []
-    for size in _units(path.program, config.layers_per_boundary):
-        ends += size
-        if position < ends <= position + num:
-            sizes.append(min(size, ends - position))
-    return sizes
+    sizes = _left(path, position, config)
+    return [size for size, end in zip(sizes, accumulate(sizes), strict=True) if end <= num]
 
 
 def _in_turn(counts: Sequence[tuple[str, int]]) -> list[str]:

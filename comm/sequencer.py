@@ -123,9 +123,8 @@ class Sequencer:
 
     async def finish(self, communicator: Communicator, handle: Any, where: str) -> Any:
         """The result of any collective; paths whose own has arrived compute on meanwhile."""
-        asked_at = self._clock()
-        value, lost_s = await self._await(communicator, handle, where, but=None)
-        self.waited_s += self._clock() - asked_at - lost_s
+        value, waited_s = await self._await(communicator, handle, where, but=None)
+        self.waited_s += waited_s
         return value
 
     async def settle(self, path: str) -> Any:
@@ -133,10 +132,8 @@ class Sequencer:
         out = self._outstanding.get(path)
         if out is None:
             return None
-        asked_at = self._clock()
         where = f"rank {self.rank}: {out.ticket}"
-        value, lost_s = await self._await(out.communicator, out.handle, where, but=path)
-        out.waited_s = self._clock() - asked_at - lost_s
+        value, out.waited_s = await self._await(out.communicator, out.handle, where, but=path)
         self._settled(path)
         return value
 
@@ -159,8 +156,8 @@ class Sequencer:
     async def _await(
         self, communicator: Communicator, handle: Any, where: str, *, but: str | None
     ) -> tuple[Any, float]:
-        """The result, and the seconds in between that other paths computed."""
-        computed_s = 0.0
+        """The result, and the seconds waited for it; those in which others computed do not count."""
+        asked_at, computed_s = self._clock(), 0.0
         while True:
             names = [name for name in self._outstanding if name != but]
             others = tuple(self._outstanding[name].finishing for name in names)
@@ -168,7 +165,7 @@ class Sequencer:
                 Finish(communicator=communicator, handle=handle, where=where, others=others)
             )
             if not isinstance(answer, Early):
-                return answer, computed_s
+                return answer, self._clock() - asked_at - computed_s
             began_at = self._clock()
             name = names[answer.index]
             self._settled(name)
