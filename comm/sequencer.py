@@ -156,7 +156,7 @@ class Sequencer:
     async def _await(
         self, communicator: Communicator, handle: Any, where: str, *, but: str | None
     ) -> tuple[Any, float]:
-        """The result, and the seconds waited for it; those in which others computed do not count."""
+        """The result, and the seconds waited; those in which other paths computed are left out."""
         asked_at, computed_s = self._clock(), 0.0
         while True:
             names = [name for name in self._outstanding if name != but]
