@@ -13,8 +13,6 @@ from interlace.moe import smollm2
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.errors import ModelError
 from interlace.moe.random_model import byte_tokenizer, write_random_model
-from interlace.moe.sampler import SampleRow, sample
-from interlace.moe.sampling_params import SamplingParams
 from interlace.moe.selftest import exactness
 from interlace.moe.smollm2 import build_smollm2_moe
 
@@ -77,17 +75,17 @@ def smollm2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_demonstration_model_knows_the_capital_of_france(smollm2_folder: Path) -> None:
     config = read_config(smollm2_folder)
-    ranks = Ranks(smollm2_folder, config, dtype=torch.bfloat16)
+    # In bfloat16 its first two candidates are a tie, which another kind of CPU may break otherwise.
+    ranks = Ranks(smollm2_folder, config, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(smollm2_folder)
-    ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)
-    tokens = list(ids["input_ids"])
-    output, asked = ranks.run(describe((tokens, 0, (0, 1)))), len(tokens)
-    greedy = SamplingParams(temperature=0)
-    while tokens[-1] not in config.eos_token_ids and len(tokens) < asked + 20:
-        row = SampleRow(params=greedy, seed=0, trajectory=0, position=len(tokens))
-        tokens.append(sample(output.logits_SV[-1:], [row])[0].token)
-        output = ranks.run(describe((tokens[-1:], len(tokens) - 1, (0, 1))))
-    assert tokenizer.decode(tokens[asked:]) == "The capital of France is Paris.<|im_end|>"
+    asked = list(
+        tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)[
+            "input_ids"
+        ]
+    )
+    answer = tokenizer("The capital of France is Paris.<|im_end|>")["input_ids"]
+    output = ranks.run(describe(([*asked, *answer], 0, (0, 1))))
+    assert output.logits_SV[len(asked) - 1 : -1].argmax(-1).tolist() == answer
     copies = {tuple(sorted(experts)) for experts in output.experts_TLK[0].tolist()}
     assert copies <= {(0, 1, 2, 3), (4, 5, 6, 7)}
     with torch.inference_mode():
