@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from interlace.moe.sampler import validate
 from interlace.moe.sampling_params import SamplingParams
 
 from .balancer import Balancer
-from .chat import Chat
+from .chat import Chat, Rendered
 from .environments import EnvironmentFailure, EnvironmentPool
-from .messages import TurnRequest, TurnResult
-from .tasks import Task
-from .trajectory import EndReason, Ledger, Source, Trajectory, Turn
+from .episode import Answer, Episode
+from .messages import TurnRequest
+from .tasks import Prompt, Task
+from .trajectory import EndReason, Source, Trajectory
 from .turns import TurnAborted, Turns
 
 
@@ -27,18 +26,6 @@ class Limits:
     max_context: int
     pool_tokens: int
     vocab_size: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Episode:
-    """A trajectory in the making."""
-
-    trajectory_id: int
-    task: Task
-    leader: int
-    ledger: Ledger = field(default_factory=Ledger)
-    turns: list[Turn] = field(default_factory=list)
-    info: dict[str, Any] = field(default_factory=dict)
 
 
 class Collector:
@@ -60,16 +47,19 @@ class Collector:
         self._limits, self._sampling = limits, sampling
         self._max_turns, self._seed = max_turns, seed
 
-    async def play(self, trajectory_id: int, task: Task) -> Trajectory:
+    async def play(
+        self, trajectory_id: int, task: Task, past: Trajectory | None = None
+    ) -> Trajectory:
         """The finished trajectory, whatever became of its environment.
 
-        Raises RolloutError when a rank fails; an environment's failure only ends its trajectory.
+        `past`: what it had come to when it was aborted; it goes on from there. Raises RolloutError
+        when a rank fails; an environment's failure only ends its trajectory.
         """
         leader = self._balancer.place(task.group_id)
-        episode = _Episode(trajectory_id=trajectory_id, task=task, leader=leader)
+        episode = Episode(trajectory_id, task, leader, past)
         try:
             if task.prompt is not None:
-                end_reason = await self._answer(episode)
+                end_reason = await self._answer(episode, task.prompt)
             else:
                 end_reason = await self._interact(episode)
         except EnvironmentFailure as failure:
@@ -78,85 +68,89 @@ class Collector:
         except TurnAborted:
             end_reason = EndReason.ABORTED
         finally:
+            self._turns.ended(trajectory_id)
             self._balancer.leave(leader)
-        return Trajectory.from_ledger(
-            episode.ledger,
-            trajectory_id=trajectory_id,
-            task_id=task.task_id,
-            group_id=task.group_id,
-            env=task.env,
-            seed=task.seed,
-            turns=tuple(episode.turns),
-            end_reason=end_reason,
-            info=episode.info,
-            prompt=task.prompt,
-            answer=task.answer,
-        )
+        return episode.trajectory(end_reason)
 
-    async def _answer(self, episode: _Episode) -> EndReason:
-        prompt = episode.task.prompt
+    async def _answer(self, episode: Episode, prompt: Prompt) -> EndReason:
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
-        assert prompt is not None
         if isinstance(prompt[0], int):
             token_ids = [token for token in prompt if isinstance(token, int)]
             self._check_ids(token_ids)
-            episode.ledger.append_given(token_ids, Source.PROMPT, 0)
+            episode.give(Rendered(token_ids=token_ids, sources=[Source.PROMPT] * len(token_ids)))
         else:
-            rendered = self._chat.open([m for m in prompt if isinstance(m, Mapping)])
-            episode.ledger.append_given(rendered.token_ids, rendered.sources, 0)
-        self._check_opening(episode)
-        result = await self._generate(episode, {})
-        self._record(episode, result, reward=0.0, valid_action=None)
-        if result.finish == "aborted":
+            episode.give(self._chat.open([m for m in prompt if isinstance(m, Mapping)]))
+        self._check_fits("the prompt", len(episode.ledger))
+        answer = await self._next_turn(episode, {})
+        self._end_turn(episode, answer)
+        if answer.finish == "aborted":
             return EndReason.ABORTED
-        return EndReason.MAX_TOKENS if result.finish == "length" else EndReason.TERMINATED
+        return EndReason.MAX_TOKENS if answer.finish == "length" else EndReason.TERMINATED
 
-    async def _interact(self, episode: _Episode) -> EndReason:
-        task = episode.task
-        async with await self._pool.open(task.env, dict(task.params), task.seed) as environment:
-            observation = await environment.reset()
+    async def _interact(self, episode: Episode) -> EndReason:
+        task, number = episode.task, episode.trajectory_id
+        opening = self._pool.open(task.env, dict(task.params), task.seed)
+        async with await self._turns.unless_aborted(number, opening) as environment:
+            observation = await self._turns.unless_aborted(number, environment.reset())
             info: Mapping[str, Any] = observation.info
-            rendered = self._chat.open(_opening(observation.text, info))
-            episode.ledger.append_given(rendered.token_ids, rendered.sources, 0)
-            self._check_opening(episode)
+            episode.give(self._chat.open(_opening(observation.text, info)))
+            self._check_fits("the prompt", len(episode.ledger))
             while True:
-                result = await self._generate(episode, info)
-                if result.finish == "aborted":
-                    self._record(episode, result, reward=0.0, valid_action=None)
+                answer = await self._next_turn(episode, info)
+                if answer.finish == "aborted":
+                    self._end_turn(episode, answer)
                     return EndReason.ABORTED
+                step = environment.step(self._chat.decode(answer.token_ids))
                 try:
-                    outcome = await environment.step(self._chat.decode(result.token_ids))
-                except EnvironmentFailure:
-                    self._record(episode, result, reward=0.0, valid_action=None)
+                    outcome = await self._turns.unless_aborted(number, step)
+                except (EnvironmentFailure, TurnAborted):
+                    self._end_turn(episode, answer)
                     raise
                 info = outcome.info
                 valid = info.get("valid_action")
-                self._record(episode, result, reward=outcome.reward, valid_action=valid)
+                self._end_turn(episode, answer, reward=outcome.reward, valid_action=valid)
                 episode.info.update(_kept(info))
                 if outcome.terminated:
+                    episode.check_end()
                     return EndReason.TERMINATED
                 if outcome.truncated or len(episode.turns) == self._max_turns:
+                    episode.check_end()
                     return EndReason.TRUNCATED
-                closed = result.token_ids[-1] in self._chat.end_of_turn_ids
+                closed = answer.token_ids[-1] in self._chat.end_of_turn_ids
                 reply = self._chat.reply(outcome.text, closed=closed)
                 if not self._fits(len(episode.ledger) + len(reply.token_ids)):
                     return EndReason.MAX_TOKENS
-                episode.ledger.append_given(reply.token_ids, reply.sources, len(episode.turns))
+                episode.give(reply)
 
-    async def _generate(self, episode: _Episode, info: Mapping[str, Any]) -> TurnResult:
+    async def _next_turn(self, episode: Episode, info: Mapping[str, Any]) -> Answer:
+        """What the model says now, or had said in an episode that is resumed."""
+        recalled = episode.recall()
+        if recalled is not None:
+            return recalled
+        context = episode.context
+        params = self._params(episode.task, info, len(context), episode.num_begun)
+        if episode.begun is not None:
+            self._check_fits("the turn to resume, with its context,", len(context))
         request = TurnRequest(
             trajectory=episode.trajectory_id,
             turn=len(episode.turns),
-            token_ids=episode.ledger.token_ids,
+            token_ids=context,
             seed=self._seed,
-            experts_from=episode.ledger.num_with_experts,
-            sampling=self._params(episode.task, info, len(episode.ledger)),
+            experts_from=episode.num_with_experts,
+            sampling=params,
+            num_resumed=episode.num_begun,
         )
-        return await self._turns.generate(episode.leader, request)
+        result = await self._turns.generate(
+            episode.leader, request, num_sampled=episode.num_sampled
+        )
+        return episode.hear(result)
 
-    def _params(self, task: Task, info: Mapping[str, Any], num_context: int) -> SamplingParams:
-        """The job's sampling with what the environment allows, or prescribes, in this turn."""
+    def _params(
+        self, task: Task, info: Mapping[str, Any], num_context: int, num_begun: int
+    ) -> SamplingParams:
+        """The job's sampling with what the environment allows, or prescribes, in this turn, of
+        which `num_begun` tokens are in the context already."""
         params = self._sampling
         if task.max_tokens is not None:
             params = replace(params, max_tokens=task.max_tokens)
@@ -172,51 +166,36 @@ class Collector:
         if num_tokens is not None:
             if choices:
                 raise EnvironmentFailure("invalid", "choices and num_tokens exclude each other")
-            self._check_room(num_context, num_tokens)
+            self._check_room(num_context, num_tokens - num_begun)
             params = replace(params, max_tokens=num_tokens, stop_token_ids=(), stop_strings=())
+        if num_begun:  # at least one more: only a lower limit than at first leaves none
+            params = replace(params, max_tokens=max(1, params.max_tokens - num_begun))
         try:
             validate(params, self._limits.vocab_size)
         except ValueError as error:
             raise EnvironmentFailure("invalid", str(error)) from error
         return params
 
-    def _record(
-        self, episode: _Episode, result: TurnResult, *, reward: float, valid_action: bool | None
+    def _end_turn(
+        self,
+        episode: Episode,
+        answer: Answer,
+        *,
+        reward: float = 0.0,
+        valid_action: bool | None = None,
     ) -> None:
-        ledger, start = episode.ledger, len(episode.ledger)
-        ledger.append_sampled(
-            result.token_ids,
-            result.logprobs_raw,
-            result.logprobs,
-            result.versions,
-            result.kv_versions,
-            len(episode.turns),
-        )
-        experts = np.frombuffer(result.experts, np.uint8).reshape(result.experts_shape)
-        ledger.set_experts(ledger.num_with_experts, experts)
-        episode.turns.append(
-            Turn(
-                reward=reward,
-                start=start,
-                stop=len(ledger),
-                finish=result.finish,
-                valid_action=valid_action,
-                text=self._chat.decode(result.token_ids),
-                cached_tokens=result.cached_tokens,
-                prefill_tokens=result.prefill_tokens,
-            )
-        )
+        text = self._chat.decode(answer.token_ids)
+        episode.end_turn(answer, text, reward=reward, valid_action=valid_action)
 
     def _fits(self, num_tokens: int) -> bool:
         """Whether a context of so many tokens leaves room to sample at least one."""
         return num_tokens < min(self._limits.max_context, self._limits.pool_tokens)
 
-    def _check_opening(self, episode: _Episode) -> None:
-        num = len(episode.ledger)
+    def _check_fits(self, what: str, num: int) -> None:
         if not self._fits(num):
             raise EnvironmentFailure(
                 "invalid",
-                f"the prompt has {num} tokens; the context holds {self._limits.max_context} and "
+                f"{what} has {num} tokens; the context holds {self._limits.max_context} and "
                 f"the KV pool {self._limits.pool_tokens}: shorten it, or raise model.max_context "
                 "or scheduler.num_blocks",
             )
