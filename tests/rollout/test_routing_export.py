@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from tests.rollout.cutting import cut
 
 from interlace.rollout import EndReason, Rollout, RolloutConfig, Task, load_config
+from interlace.rollout.cache import model_folder
 from interlace.rollout.routing_export import sglang_base64, vllm_packed
 from interlace.rollout.trajectory import Ledger, Source, Trajectory
 
@@ -120,3 +122,33 @@ def test_routing_of_a_resumed_answer_is_as_sampled() -> None:
     as_sampled, new = other.experts[:known], whole.experts[known : whole.experts_known]
     assert rows_of(resumed)[:known].tolist() == as_sampled.tolist()
     assert rows_of(resumed)[known:].tolist() == new.tolist()
+
+
+@pytest.mark.slow
+def test_routing_is_as_sampled_after_a_retract() -> None:
+    config = long_answers("sampling.stop_token_ids=[]")
+    task = Task(prompt="tell me", max_tokens=24)
+    folder = model_folder("tiny-qwen3-moe")
+    other = {
+        name: -tensor if "mlp.gate." in name else tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    with Rollout(config) as rollout:
+        (whole,) = rollout.run([task])
+    with Rollout(config) as rollout:
+        rollout.update_at({1: {0: 10}})
+        run = rollout.run([task])
+        rollout.update_weights(other, 1, mode="retract")
+        (retracted,) = run
+    first = whole.turns[0].start
+    assert (retracted.version[retracted.loss_mask] == [0] * 10 + [1] * 14).all()
+    assert (retracted.kv_version == retracted.version).all(), "all was computed again"
+    settled = first + 10 - 1
+    assert rows_of(retracted)[:settled].tolist() == rows_of(whole)[:settled].tolist()
+    with Rollout(config) as rollout:
+        rollout.update_weights(other, 1)
+        (anew,) = rollout.run(resume=[cut(retracted, task, first + 10)])
+        (later,) = rollout.run([task])
+    assert (rows_of(later)[:first] != rows_of(whole)[:first]).any(), "recomputed they are others"
+    assert anew.token_ids.tolist() == retracted.token_ids.tolist()
+    assert rows_of(anew).tolist() == rows_of(retracted).tolist()
