@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday test-hosts test-failures bench bench-window bench-tags layouts ablate device-check model swaps test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday complaints learn trl updates test-hosts test-failures bench bench-window bench-tags layouts ablate device-check model swaps test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp
@@ -34,15 +34,29 @@ lint: $(READY)  ## style, types, import rules
 docs: $(READY)  ## write the pages that are made from code
 	$(BIN)/python -m interlace.rollout.config_docs > docs/config.md
 	$(BIN)/python -m interlace.rollout.verify.hazards.table > docs/safety/hazards.md
+	$(BIN)/python -m interlace.rollout.verify.complaints.table > docs/complaints.md
 
 firstday: $(READY)  ## every command and Python block of the documentation, in empty homes
 	$(BIN)/pytest tests/docs -m firstday -o faulthandler_timeout=0
+
+complaints: $(READY)  ## each test of docs/complaints.md with its fix and without; five minutes
+	$(BIN)/python -m interlace.rollout.verify.complaints
 
 test-failures: $(READY)  ## every way in which a rank can fail, on real jobs
 	$(BIN)/pytest tests/rollout/test_failures.py -m ''
 
 test-hosts: $(READY)  ## all tests of jobs on two hosts; needs root
 	$(BIN)/pytest tests/rollout/test_two_hosts.py -m ''
+
+learn: $(READY)  ## does a model learn from rollouts whose weights move? six runs, can be ended and resumed
+	$(BIN)/python experiments/learn_frozenlake.py --out out/learn
+
+trl: $(READY)  ## TRL's GRPOTrainer, as it is, trained on episodes played here
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trl]'
+	$(BIN)/python experiments/trl_frozenlake.py --out out/trl
+
+updates: $(READY)  ## weights that change 1,000 times under load, ended in the middle now and then: five minutes
+	$(BIN)/python experiments/updates.py --out out/updates
 
 bench: $(READY)  ## serial against multiplexed on the demo, five times each, in turn
 	$(BIN)/python experiments/bench_modes.py --out out/bench

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,17 +68,26 @@ class Checkpoint:
 
     def read(self, name: str, *, item: int | None = None) -> torch.Tensor:
         """The tensor in its own type, or only `item` of its first dimension."""
+        if item is None:
+            return self._get(name, lambda file: file.get_tensor(name))
+        return self._get(name, lambda file: file.get_slice(name)[item])
+
+    def read_rows(
+        self, name: str, first: int, last: int, *, item: int | None = None
+    ) -> torch.Tensor:
+        """Some rows of the tensor in its own type, or of `item` of its first dimension."""
+        rows = slice(first, last)
+        at = rows if item is None else (item, rows)
+        return self._get(name, lambda file: file.get_slice(name)[at])
+
+    def _get(self, name: str, get: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         path = self.headers[name].file
         try:
             if path not in self._open:
                 self._open[path] = safe_open(str(path), framework="pt")
-            file = self._open[path]
-            tensor: torch.Tensor = (
-                file.get_tensor(name) if item is None else file.get_slice(name)[item]
-            )
+            return get(self._open[path])
         except SafetensorError as error:
             raise ModelError(f"{path}: damaged safetensors file ({error})") from None
-        return tensor
 
 
 def _read_headers(folder: Path) -> dict[str, TensorHeader]:

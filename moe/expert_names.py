@@ -49,15 +49,20 @@ class ExpertNames:
         )
 
     @classmethod
-    def find(cls, checkpoint: Checkpoint, architecture: str, layer: int) -> ExpertNames:
-        """The layout whose names `layer` has: transformers 5 stacks them, else the hub's."""
+    def stacked_names(cls, architecture: str) -> ExpertNames:
+        """As transformers 5 names them in memory, and writes them."""
         granite = architecture == "granitemoe"
         block = "block_sparse_moe" if granite else "mlp"
         prefix = f"model.layers.{{layer}}.{block}.experts"
-        stacked = cls(
+        return cls(
             stacked=True,
             parts={"gate_up": f"{prefix}.gate_up_proj", "down": f"{prefix}.down_proj"},
             router=f"{block}.{'router' if granite else 'gate'}",
         )
+
+    @classmethod
+    def find(cls, checkpoint: Checkpoint, architecture: str, layer: int) -> ExpertNames:
+        """The layout whose names `layer` has: transformers 5 stacks them, else the hub's."""
+        stacked = cls.stacked_names(architecture)
         found = stacked.of(layer, 0)["gate_up"] in checkpoint
         return stacked if found else cls.hub(architecture)

@@ -7,11 +7,11 @@ V vocabulary, N, R, C as in `latent`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from .checkpoint import Checkpoint
 from .config import ModelConfig
 from .experts import Expert
 from .grouped_query import GroupedQueryAttention
@@ -24,12 +24,20 @@ from .router import WIDTH_MULTIPLE
 from .tensor_names import Layer, Stored, TensorNames
 
 
+class Tensors(Protocol):
+    """Where a loader reads from: a checkpoint, or what has arrived from a trainer."""
+
+    def read(self, name: str, *, item: int | None = None) -> torch.Tensor:
+        """The tensor in its own type, or only `item` of its first dimension."""
+        ...
+
+
 class Loader:
-    """One rank's view of a checkpoint whose tensors have been checked."""
+    """One rank's view of tensors that have been checked."""
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        tensors: Tensors,
         names: TensorNames,
         config: ModelConfig,
         *,
@@ -38,7 +46,7 @@ class Loader:
         tp_rank: int,
         tp_size: int,
     ) -> None:
-        self._checkpoint = checkpoint
+        self._tensors = tensors
         self._names = names
         self._config = config
         self._dtype, self._device = dtype, device
@@ -47,7 +55,7 @@ class Loader:
     def read(
         self, stored: Stored, *, item: int | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        tensor = self._checkpoint.read(stored.name, item=item)
+        tensor = self._tensors.read(stored.name, item=item)
         return tensor.to(self._device, dtype or self._dtype)
 
     def head(self) -> Linear:
@@ -148,4 +156,6 @@ class Loader:
 
     def _share(self, rows: torch.Tensor) -> torch.Tensor:
         """This tensor-parallel rank's part of the rows of a weight."""
-        return rows.chunk(self._tp_size)[self._tp_rank]
+        if self._tp_size == 1:
+            return rows
+        return rows.chunk(self._tp_size)[self._tp_rank].clone()  # so that the others' can go

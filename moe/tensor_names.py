@@ -126,12 +126,15 @@ class TensorNames:
                     f"{self.config.num_experts} experts; config.json may belong to another model"
                 )
 
-    def _is_unexplained(self, name: str) -> bool:
+    def is_spare(self, name: str) -> bool:
+        """Whether a tensor that the model has not is one that exporters leave in: what rotary
+        embeddings are made from, and layers that predict further tokens."""
         found = re.match(r"model\.layers\.(\d+)\.", name)
-        if found is None or name.endswith(_HARMLESS):
-            return False
-        behind = int(found[1]) - self.config.num_layers
-        return not 0 <= behind < self.config.num_prediction_layers
+        behind = int(found[1]) - self.config.num_layers if found else -1
+        return name.endswith(_HARMLESS) or 0 <= behind < self.config.num_prediction_layers
+
+    def _is_unexplained(self, name: str) -> bool:
+        return name.startswith("model.layers.") and not self.is_spare(name)
 
     def _mixture(self) -> dict[str, tuple[str, Shape]]:
         mixture, hidden = self.config.mixture, self.config.hidden_size

@@ -6,7 +6,7 @@ Shapes: D hidden, E rotated width, V vocabulary, P positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from .experts import Expert
 from .grouped_query import GroupedQueryAttention
 from .latent import LatentAttention
 from .linear import Linear
-from .loader import Loader
+from .loader import Loader, Tensors
 from .mixture import MixtureLayer
 from .rotary import rotary_tables
 from .tensor_names import TensorNames
@@ -98,6 +98,39 @@ def load_weights(
         cos_PE=cos_PE.to(device),
         sin_PE=sin_PE.to(device),
     )
+
+
+def next_weights(
+    weights: Weights, tensors: Tensors, config: ModelConfig, *, version: int
+) -> Weights:
+    """The same share of the same model with other numbers; shares only the rotary tables.
+
+    `tensors` are complete and checked, under the hub's names.
+    """
+    names = TensorNames.hub(config)
+    loader = Loader(
+        tensors,
+        names,
+        config,
+        dtype=weights.dtype,
+        device=weights.device,
+        tp_rank=weights.tp_rank,
+        tp_size=weights.tp_size,
+    )
+    made = replace(
+        weights,
+        version=version,
+        embed_VD=loader.read(names.embed),
+        layers=tuple(
+            _layer(loader, names, i, weights.expert_ids) for i in range(config.num_layers)
+        ),
+        norm_D=loader.read(names.norm),
+        head=loader.head(),
+    )
+    if weights.device.type == "cuda":
+        # Made on this thread's stream; whoever uses them next does so on another one.
+        torch.cuda.current_stream(weights.device).synchronize()
+    return made
 
 
 def _layer(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .tasks import Task, tasks_from
     from .trajectory import EndReason, Source, Trajectory, Turn
     from .turns import RolloutError
+    from .weights_sync import TrainerGroup, UpdateError, UpdateReport, update_positions
 
 _HOMES = {
     "ConfigError": "config",
@@ -24,11 +25,15 @@ _HOMES = {
     "RolloutError": "turns",
     "Source": "trajectory",
     "Task": "tasks",
+    "TrainerGroup": "weights_sync",
     "Trajectory": "trajectory",
     "Turn": "trajectory",
+    "UpdateError": "weights_sync",
+    "UpdateReport": "weights_sync",
     "load_config": "config_file",
     "read_trajectories": "store",
     "tasks_from": "tasks",
+    "update_positions": "weights_sync",
 }
 
 __all__ = [
@@ -39,11 +44,15 @@ __all__ = [
     "RolloutError",
     "Source",
     "Task",
+    "TrainerGroup",
     "Trajectory",
     "Turn",
+    "UpdateError",
+    "UpdateReport",
     "load_config",
     "read_trajectories",
     "tasks_from",
+    "update_positions",
 ]
 
 

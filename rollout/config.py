@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -215,6 +216,12 @@ class Launch(Section):
         "order, with so many slots; 0 is off.",
     )
 
+    journal_limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps and collectives that each rank remembers, the last ones; by default "
+        "all, of which traces and figures are made. A rollout that runs for days needs a limit.",
+    )
     check_each_op: bool = Field(
         default=False,
         description="Before every collective its members compare what each is about to post. For "
@@ -372,6 +379,45 @@ class Rewards(Section):
         return value
 
 
+class WeightsSection(Section):
+    """How new weights reach the ranks, and what happens to what older ones have computed."""
+
+    root: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder below which weights may be read from disk in an update; by default no "
+        "update comes from disk.",
+    )
+    bucket_mib: int = Field(
+        default=64,
+        ge=1,
+        le=1024,
+        description="Weights travel in parts of at most so many MiB; larger tensors are cut.",
+    )
+    timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="An update fails once the ranks have not answered for so long: that they have "
+        "a part, that all is complete and right, that it is in use.",
+    )
+    max_kv_staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description="No token attends to keys and values that are more versions old than this; "
+        "turns that would are prefilled again. No bound by default.",
+    )
+    reuse_prefix: Literal["current", "stale"] = Field(
+        default="current",
+        description="What new turns may find in the prefix tree: only what the weights in use have "
+        "computed, or older keys and values too.",
+    )
+
+    @field_validator("root")
+    @classmethod
+    def _root_is_the_same_everywhere(cls, root: str | None) -> str | None:
+        return None if root is None else str(Path(root).expanduser().absolute())
+
+
 _TWO_PATHS = ("one_window", "one_group", "free_order", "swap")
 
 
@@ -527,6 +573,9 @@ class RolloutConfig(Section):
         default=Environments(), description="The processes environments live in."
     )
     rewards: Rewards = Field(default=Rewards(), description="Rewards computed after an episode.")
+    weights: WeightsSection = Field(
+        default=WeightsSection(), description="New weights while the ranks generate."
+    )
     unsafe: Unsafe = Field(
         default=Unsafe(), description="Rules to break on purpose, in tests of safety."
     )
@@ -565,6 +614,15 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"layout.prefill_ranks={prefill} of {world} ranks: those that prefill and those "
                 f"that decode are groups of tp={tp}, and there is at least one of each"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sides_hold_the_same(self) -> RolloutConfig:
+        if self.mode == "disaggregated" and self.weights.reuse_prefix == "stale":
+            raise ValueError(
+                "weights.reuse_prefix stale and mode disaggregated exclude each other: those who "
+                "prefill and those who decode would reuse keys and values of different versions"
             )
         return self
 

@@ -1,32 +1,55 @@
-"""Commands on their way to a rank's loop."""
+"""Commands on their way to a rank: to its loop, or to the thread that takes in weights."""
 
 from __future__ import annotations
 
 import threading
 
-from .messages import Command
+from .messages import Command, LeaderCommand, WeightsCommand
+
+_LONGEST_S = 1.0
 
 
 class Inbox:
     """Filled from any thread, emptied by the rank's loop once a step."""
 
     def __init__(self) -> None:
-        self._commands: list[Command] = []
-        self._stirred = threading.Condition()
+        self._commands: list[LeaderCommand] = []
+        self._weights: list[WeightsCommand] = []
+        self._roused = False
+        lock = threading.RLock()
+        self._stirred, self._weights_stirred = threading.Condition(lock), threading.Condition(lock)
 
     def put(self, command: Command) -> None:
         with self._stirred:
-            self._commands.append(command)
-            self._stirred.notify_all()
+            if isinstance(command, WeightsCommand):
+                self._weights.append(command)
+                self._weights_stirred.notify_all()
+            else:
+                self._commands.append(command)
+                self._stirred.notify_all()
 
-    def drain(self) -> list[Command]:
-        """Everything that has arrived, in order of arrival."""
+    def drain(self) -> list[LeaderCommand]:
+        """Everything that has arrived for the loop, in order of arrival."""
         with self._stirred:
             commands, self._commands = self._commands, []
         return commands
 
     def wait(self, seconds: float) -> None:
-        """Sleep until something is there, at most so long."""
+        """Sleep until something is there for the loop, at most so long."""
         with self._stirred:
             if not self._commands:
                 self._stirred.wait(seconds)
+
+    def take_weights(self) -> list[WeightsCommand]:
+        """Everything about weights, in order of arrival; waits a while for the first of it."""
+        with self._stirred:
+            if not self._weights and not self._roused:
+                self._weights_stirred.wait(_LONGEST_S)
+            commands, self._weights, self._roused = self._weights, [], False
+        return commands
+
+    def rouse(self) -> None:
+        """Let who waits in `take_weights`, or is about to, go on without any."""
+        with self._stirred:
+            self._roused = True
+            self._weights_stirred.notify_all()

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
-import time
-from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from interlace.comm.journal import StepRecord, TicketRecord
-from interlace.moe.sampler import validate
-from interlace.moe.sampling_params import SamplingParams
 
-from .balancer import Balancer
+from .assignment import Assignment, assign
 from .cache import model_folder
 from .callbacks import Callback
 from .chat import Chat
-from .collector import Collector, Limits
 from .config import RolloutConfig
 from .environments import EnvironmentPool
 from .launch.choose import launcher_for
 from .launch.launcher import Launcher
-from .messages import Event, RankReady, RankReport, TurnResult
+from .messages import (
+    Event,
+    Installed,
+    RankFailure,
+    RankReady,
+    RankReport,
+    Staged,
+    Taken,
+    TurnResult,
+)
 from .meter import Meter
-from .rewards import Rewarder, RewardFn, import_reward_fn
+from .oversampling import Accept, Rules
+from .player import Player
+from .player_parts import compose_player
+from .rewards import RewardFn, import_reward_fn
 from .run import Run
 from .tasks import Prompt, Task
 from .trajectory import Trajectory
-from .turns import RolloutError, Turns
-from .unsafe_mark import marked, warn_of
+from .trajectory_ids import TrajectoryIds
+from .turns import PauseMode, Turns
+from .unsafe_mark import warn_of
+from .weights_sync.outgoing import Source
+from .weights_sync.publisher import ChangeMode, Publisher
+from .weights_sync.report import UpdateReport
 
 Records = dict[int, tuple[Sequence[StepRecord], Sequence[TicketRecord]]]
 
@@ -63,17 +73,16 @@ class Rollout:
         """Whether every rank's kernels passed the self-test, and no rule is broken on purpose."""
         self.transport: dict[str, str] = {}
         """What moves bytes between the ranks (`kind`), and `why`; known once they are ready."""
-        self.wall_s = 0.0
-        """Seconds from the first task's start to the last trajectory's end."""
         named = config.rewards.reward_fn
         self._reward_fn = reward_fn or (import_reward_fn(named) if named else None)
         self._launcher: Launcher | None = None
         self._pool: EnvironmentPool | None = None
         self._ready: dict[int, RankReady] = {}
         self._cpu_s: dict[int, float] = {}
-        self._next_id = 0
+        self._ids = TrajectoryIds()
         self._work: set[asyncio.Task[Any]] = set()
-        self._began_at: float | None = None
+        self._player: Player | None = None
+        self._publisher: Publisher | None = None
         self._meter = Meter(callbacks)
 
     @property
@@ -92,6 +101,34 @@ class Rollout:
         return sum(self._cpu_s.values())
 
     @property
+    def wall_s(self) -> float:
+        """Seconds from the first task's start to the last trajectory's end."""
+        return 0.0 if self._player is None else self._player.wall_s
+
+    @property
+    def _playing(self) -> Player:
+        if self._player is None:
+            raise RuntimeError("a rollout has no ranks outside of its `with`: enter it first")
+        return self._player
+
+    @property
+    def _publishing(self) -> Publisher:
+        if self._publisher is None:
+            raise RuntimeError("a rollout has no weights outside of its `with`: enter it first")
+        return self._publisher
+
+    @property
+    def version(self) -> int:
+        """Of the weights that are in use on all ranks; 0 for those they start with. Known on
+        rank 0."""
+        return self._publishing.version
+
+    @property
+    def weights_digest(self) -> str:
+        """Of the weights that are in use, the same on all ranks. Known on rank 0."""
+        return self._publishing.digest
+
+    @property
     def is_driver(self) -> bool:
         return self._launcher is None or self._launcher.is_driver
 
@@ -104,7 +141,17 @@ class Rollout:
         if self._launcher.is_driver:
             warn_of(self.config.unsafe)
         self._loop = asyncio.new_event_loop()
-        self._turns = Turns(self._launcher.send)
+        self._publisher = Publisher(
+            world=self.config.layout.world,
+            tell=self._launcher.tell,
+            folder=folder,
+            section=self.config.weights,
+        )
+        self._turns = Turns(
+            self._launcher.send,
+            num_leaders=self._launcher.num_leaders,
+            barrier=self._publisher.barrier,
+        )
         try:
             self._launcher.start(self._on_event)
             if self._launcher.is_driver:
@@ -142,29 +189,58 @@ class Rollout:
 
     # ---- work
 
-    def run(self, tasks: Iterable[Task]) -> Run:
+    def run(
+        self,
+        tasks: Iterable[Task] = (),
+        *,
+        resume: Iterable[Trajectory] = (),
+        want: int | None = None,
+        accept: Accept | None = None,
+        max_staleness: int | None = None,
+    ) -> Run:
         """Start all tasks; iterate the answer for trajectories as they finish.
 
         Trajectory ids count the tasks in the order given, whatever order they enter in.
+
+        `resume`: what another run gave as `partials`. It keeps its ids and comes first; aborted
+        trajectories go on behind their own tokens, finished ones wait for their group. An
+        environment is brought back by replaying the recorded actions: one that then shows something
+        else ends its trajectory as environment_error.
+
+        With `want`, the run ends when so many trajectories have been accepted: the others are
+        aborted. `accept` is asked about each finished group (a trajectory without group_id is one
+        of its own), in a thread. `max_staleness`: most versions between the oldest token of a
+        trajectory and the weights in use when it is given out. With any of the three, groups are
+        given out whole or not at all, one member after the other; so the last group may exceed
+        `want`. `Run.partials` and `Run.dropped` tell what became of the rest.
         """
-        tasks = list(tasks)
-        if not tasks:
+        tasks, unfinished = list(tasks), list(resume)
+        rules = Rules(want=want, accept=accept, max_staleness=max_staleness)
+        num = len(tasks) + len(unfinished)
+        if not num:
             raise ValueError("there are no tasks to run")
+        if want is not None and want > num:
+            raise ValueError(f"want is {want}, and there are {num} tasks: add some")
         if not self.is_driver:
-            return Run(0, lambda: None)
-        run = Run(len(tasks), lambda: self._soon(self._taken))
-        numbered = list(enumerate(tasks, start=self._next_id))
-        self._next_id += len(tasks)
-        if self.config.arrival_seed is not None:
-            random.Random(self.config.arrival_seed).shuffle(numbered)
-        self._spawn(self._feed(numbered, run))
+            nothing = Run(0)
+            nothing.end()
+            return nothing
+        assignments = assign(self._ids, tasks, unfinished, self.config.arrival_seed)
+        stopping = asyncio.Event()
+        run = Run(
+            num if want is None else want,
+            rules=rules,
+            version=lambda: self.version,
+            taken=lambda num: self._soon(self._playing.taken, num),
+            stop=lambda: self._soon(stopping.set),
+        )
+        self._spawn(self._playing.play(assignments, run, rules, stopping))
         return run
 
     def submit(self, task: Task) -> Future[Trajectory]:
         """One trajectory as a future of `concurrent.futures`. Rank 0 only."""
-        number = self._next_id
-        self._next_id += 1
-        return self._spawn(self._one(number, task))
+        (assignment,) = assign(self._ids, [task], (), None)
+        return self._spawn(self._one(assignment))
 
     def generate(self, prompts: Sequence[Prompt], **task_fields: Any) -> list[Trajectory]:
         """Answer prompts (text, messages or token ids), in the order given.
@@ -177,6 +253,54 @@ class Rollout:
     def abort(self, trajectory_id: int) -> None:
         """End a trajectory as `aborted`, with the tokens it has; one that is done stays done."""
         self._soon(self._turns.abort, trajectory_id)
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """Start no turn until `resume`. The ranks come to it at their next step.
+
+        keep: running turns are held as they are; environments go on. abort: every trajectory that
+        has been begun ends as aborted with what it has; those that wait for a place wait on.
+        ValueError for another mode.
+        """
+        if mode not in get_args(PauseMode):
+            raise ValueError(f"a pause is of mode {' or '.join(get_args(PauseMode))}, not {mode!r}")
+        self._soon(self._turns.pause, mode)
+
+    def resume(self) -> None:
+        """Go on after a `pause`."""
+        self._soon(self._turns.resume)
+
+    def update_weights(
+        self, source: Source, version: int | None = None, *, mode: ChangeMode = "keep"
+    ) -> UpdateReport:
+        """Bring new weights to all ranks while they generate; returns once all use them.
+
+        `source`: a state dict; an iterable of parts of one; a Path under ``weights.root``; or a
+        TrainerGroup. Names are the hub's or those of transformers 5. `version`: by default the next
+        one. `mode`: what becomes of turns that run: keep, they go on over their old keys and
+        values; retract, these are computed again; abort, the turns end with what they have.
+
+        Raises ValueError for a version that is not newer, and UpdateError, with which nothing has
+        changed, for weights that are not the model's or did not reach every rank whole and in time.
+        Waits for the positions of `update_at`. One at a time; any thread may call it.
+        """
+        if not self.is_driver:
+            return UpdateReport.told_elsewhere(version or 0, mode)
+        return self._publishing.update(source, version, mode=mode)
+
+    def set_version(self, version: int) -> UpdateReport:
+        """Give the weights that are in use another number. Raises as `update_weights` does."""
+        if not self.is_driver:
+            return UpdateReport.told_elsewhere(version, "same")
+        return self._publishing.rename(version)
+
+    def update_at(self, positions: Mapping[int, Mapping[int, int]]) -> None:
+        """Schedule updates before `run`: {version: {trajectory id: tokens sampled before it}}.
+
+        A trajectory samples no more than so many tokens until that version is in use, one that is
+        not listed none at all; and `update_weights` to that version waits until all that are listed
+        have come so far, or have ended. ValueError for positions that contradict one another.
+        """
+        self._publishing.barrier.at(positions)
 
     # ---- in the collector's loop
 
@@ -191,89 +315,31 @@ class Rollout:
             reset_timeout_s=environments.reset_timeout_s,
         )
         self._pool = await pool.__aenter__()
-        stop = {*config.sampling.stop_token_ids, *chat.end_of_turn_ids}
-        stop.update(*(ready.stop_token_ids for ready in self._ready.values()))
-        sampling = SamplingParams(
-            temperature=config.sampling.temperature,
-            top_p=config.sampling.top_p,
-            top_k=config.sampling.top_k,
-            max_tokens=config.sampling.max_tokens,
-            stop_token_ids=tuple(sorted(stop)),
-            stop_strings=config.sampling.stop_strings,
-        )
-        limits = Limits(
-            max_context=min(ready.max_context for ready in self._ready.values()),
-            pool_tokens=min(ready.pool_tokens for ready in self._ready.values()),
-            vocab_size=min(ready.vocab_size for ready in self._ready.values()),
-        )
-        validate(sampling, limits.vocab_size)
-        self._collector = Collector(
+        self._player = compose_player(
+            config,
             chat=chat,
-            turns=self._turns,
+            ready=list(self._ready.values()),
+            num_leaders=self._launcher.num_leaders,
             pool=pool,
-            balancer=Balancer(self._launcher.num_leaders),
-            limits=limits,
-            sampling=sampling,
-            max_turns=environments.max_turns,
-            seed=config.seed,
+            turns=self._turns,
+            meter=self._meter,
+            ids=self._ids,
+            version=lambda: self.version,
+            reward_fn=self._reward_fn,
         )
-        places = environments.num_processes * environments.episodes_per_process
-        rows = 2 * config.scheduler.max_running * self._launcher.num_leaders
-        self._places = asyncio.Semaphore(max(places, rows))
-        self._untaken, self._room = 0, asyncio.Event()
-        self._room.set()
         self._meter.start(config)
 
-    async def _feed(self, numbered: Sequence[tuple[int, Task]], run: Run) -> None:
-        """Start the tasks one after the other while there are places and the caller keeps up."""
-        sizes = Counter(task.group_id for _, task in numbered if task.group_id is not None)
-        rewarder = None
-        if self._reward_fn is not None:
-            rewarder = Rewarder(self._reward_fn, self.config.rewards.per, dict(sizes))
-        self._began_at = self._began_at or time.monotonic()
-        try:
-            async with asyncio.TaskGroup() as around:
-                ticking = around.create_task(self._meter.tick())
-                async with asyncio.TaskGroup() as group:
-                    for number, task in numbered:
-                        await self._room.wait()
-                        await self._places.acquire()
-                        group.create_task(self._deliver(number, task, rewarder, run))
-                ticking.cancel()
-        except* Exception as errors:
-            run.put(_first(errors))
-
-    async def _deliver(self, number: int, task: Task, rewarder: Rewarder | None, run: Run) -> None:
-        try:
-            with self._meter.playing(task.env):
-                trajectory = marked(await self._collector.play(number, task), self.config.unsafe)
-        finally:
-            self._places.release()
-        finished = [trajectory] if rewarder is None else await rewarder.reward(trajectory)
-        self.wall_s = time.monotonic() - (self._began_at or 0.0)
-        for item in finished:
-            self._meter.finished(item)
-            self._untaken += 1
-            run.put(item)
-        if self._untaken >= self.config.results_queue:
-            self._room.clear()
-
-    async def _one(self, number: int, task: Task) -> Trajectory:
-        run = Run(1, lambda: None)
-        await self._feed([(number, task)], run)
-        self._untaken -= 1
+    async def _one(self, assignment: Assignment) -> Trajectory:
+        run = Run(1, taken=self._playing.taken)
+        await self._playing.play([assignment], run, Rules(), asyncio.Event())
         return await anext(aiter(run))
-
-    def _taken(self) -> None:
-        self._untaken -= 1
-        if self._untaken < self.config.results_queue:
-            self._room.set()
 
     async def _abandon(self) -> None:
         """End what is still played, and the environments.
 
         Only our own tasks are cancelled: those of the pool keep its processes in order.
         """
+        self._turns.resume()  # ranks that are held could not finish
         unfinished = list(self._work)
         for task in unfinished:
             task.cancel()
@@ -290,7 +356,11 @@ class Rollout:
             case RankReport():
                 self.records[event.rank] = (event.steps, event.tickets)
                 self._cpu_s[event.rank] = event.cpu_s
+            case Taken() | Staged() | Installed():
+                self._publishing.deliver(event)
             case _:
+                if isinstance(event, RankFailure):
+                    self._publishing.end(event.text)
                 if isinstance(event, TurnResult):
                     self._soon(self._meter.sampled, len(event.token_ids))
                 self._soon(self._turns.deliver, event)
@@ -318,6 +388,7 @@ class Rollout:
         launcher = self._launcher
         assert launcher is not None
         started = self._loop.is_running()
+        self._publishing.end("the rollout was left")
         with ExitStack() as last_first:
             last_first.callback(self._loop.close)
             if started:
@@ -330,16 +401,3 @@ class Rollout:
 
     async def _tell_end(self, *, completed: bool) -> None:
         self._meter.end(completed=completed, wall_s=self.wall_s, cpu_s=self.cpu_s, exact=self.exact)
-
-
-def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
-    """What made a group of tasks fail: a RolloutError if there is one, else the first."""
-    leaves: list[Exception] = []
-    pending: list[Any] = [errors]
-    while pending:
-        error = pending.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            pending.extend(error.exceptions)
-        else:
-            leaves.append(error)
-    return next((leaf for leaf in leaves if isinstance(leaf, RolloutError)), leaves[0])

@@ -33,6 +33,7 @@ from interlace.rollout.decode_side import DecodeSide
 from interlace.rollout.engine import Engine
 from interlace.rollout.group import Follower, Part, Side
 from interlace.rollout.inbox import Inbox
+from interlace.rollout.kv_versions import KVVersions
 from interlace.rollout.messages import Event, RankReady
 from interlace.rollout.outbox import Outbox
 from interlace.rollout.prefill_side import PrefillSide
@@ -40,6 +41,7 @@ from interlace.rollout.scheduler import Scheduler
 from interlace.rollout.shipment import Shipment
 from interlace.rollout.transfer import transfer
 from interlace.rollout.unsafe import unsafe_leader, unsafe_model, unsafe_program
+from interlace.rollout.weights_sync.stager import Stager
 
 from .largest_message import largest_message
 from .memory import affordable_blocks
@@ -59,6 +61,8 @@ class Rank:
     ready: RankReady
     paths: tuple[Path, ...]
     """Those it takes part in."""
+    stager: Stager
+    """To be entered for as long as the loop runs."""
     first_use: Callable[[], Forward] | None
     """To be driven before the first step where groups begin to exist only when they are used."""
 
@@ -140,7 +144,7 @@ def compose(
         communicators=unsafe_communicators(unsafe.arms, communicators, slots=SLOTS),
         around=transport.around,
         clock=transport.clock,
-        journal=Journal(),
+        journal=Journal(config.launch.journal_limit),
         progress=progress,
         posts=transport.posts,
         prechecks=_prechecks(config, paths, transport),
@@ -150,6 +154,15 @@ def compose(
         exact = exactness(model, weights, placement=placement, ep_rank=ep_rank).exact
     max_context = min(
         config.model.max_context or model_config.max_positions, model_config.max_positions
+    )
+    stager = Stager(
+        rank=rank,
+        folder=folder,
+        config=model_config,
+        section=config.weights,
+        weights=weights,
+        inbox=inbox,
+        emit=emit,
     )
     engine = Engine(
         rank=rank,
@@ -174,6 +187,7 @@ def compose(
         ),
         chunk_tokens=config.scheduler.chunk_tokens,
         clock=transport.clock,
+        updates=stager,
     )
     ready = RankReady(
         rank=rank,
@@ -188,7 +202,7 @@ def compose(
     first_use = None
     if transport.carrier.kind in ("gloo", "nccl"):
         first_use = _first_use(transport, communicators, {path.name: path for path in mine})
-    return Rank(engine=engine, ready=ready, paths=mine, first_use=first_use)
+    return Rank(engine=engine, ready=ready, paths=mine, stager=stager, first_use=first_use)
 
 
 def _first_use(
@@ -320,6 +334,7 @@ def _part(
         max_context=max_context,
         expert_shape=(model_config.num_moe_layers, model_config.top_k),
         text_of=_text_of(config, folder),
+        kv=_kv_versions(config, transport.rank),
     )
     return unsafe_leader(config.unsafe.arms)(
         paths={path.name: path for path in paths},
@@ -329,6 +344,15 @@ def _part(
         followers=group_control,
         side=_side(config, transport.rank, scheduler),
     )
+
+
+def _kv_versions(config: RolloutConfig, rank: int) -> KVVersions:
+    """Whoever prefills for others uses what is current; how old a turn may grow is for those to
+    say who decode it."""
+    if rank in config.layout.prefill_leaders:
+        return KVVersions()
+    weights = config.weights
+    return KVVersions(max_staleness=weights.max_kv_staleness, reuse=weights.reuse_prefix)
 
 
 def _side(config: RolloutConfig, rank: int, scheduler: Scheduler) -> Side | None:

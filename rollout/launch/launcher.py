@@ -7,7 +7,7 @@ from typing import Protocol
 
 from interlace.comm.verdict import Diagnosis
 from interlace.rollout.environments import HostFactory
-from interlace.rollout.messages import Command, Event
+from interlace.rollout.messages import Command, Event, WeightsCommand
 
 EventSink = Callable[[Event], None]
 
@@ -42,6 +42,11 @@ class Launcher(Protocol):
 
     def send(self, leader: int, command: Command) -> None:
         """Hand a command to a leader. Never blocks for long."""
+        ...
+
+    def tell(self, rank: int, command: WeightsCommand) -> None:
+        """Hand a command to a rank, whether it leads or not; for all ranks call it for each, with
+        the same object. May take as long as its bytes take."""
         ...
 
     def stop(self) -> None:

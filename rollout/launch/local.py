@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -21,7 +21,7 @@ from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import SubprocessHost
 from interlace.rollout.inbox import Inbox
-from interlace.rollout.messages import Command, RankFailure, Stop
+from interlace.rollout.messages import Command, RankFailure, Stop, WeightsCommand
 
 from .compose import SLOTS, Rank, blocks_for, compose
 from .launcher import EventSink, LaunchError
@@ -116,6 +116,9 @@ class LocalLauncher:
     def send(self, leader: int, command: Command) -> None:
         self._inboxes[self._config.layout.leader(leader)].put(command)
 
+    def tell(self, rank: int, command: WeightsCommand) -> None:
+        self._inboxes[rank].put(command)
+
     def stop(self) -> None:
         for inbox in self._inboxes:
             inbox.put(Stop())
@@ -151,9 +154,12 @@ class LocalLauncher:
         torch.set_num_threads(1)
         leader = ranks[0].engine.rank
         try:
-            journals = world.run(
-                [rank.engine.run() for rank in ranks], on_park=lambda: self._pause(leader)
-            )
+            with ExitStack() as stagers:
+                for rank in ranks:
+                    stagers.enter_context(rank.stager)
+                journals = world.run(
+                    [rank.engine.run() for rank in ranks], on_park=lambda: self._pause(leader)
+                )
         except _Killed:
             return
         except Exception as error:

@@ -136,7 +136,8 @@ def _run(
     emit(rank.ready)
     ready_at = time.process_time()
     deadlines.expect(rank.paths)
-    journal = drive(rank.engine.run(), deadlines.patience)
+    with rank.stager:
+        journal = drive(rank.engine.run(), deadlines.patience)
     return report(transport.rank, journal, time.process_time() - ready_at)
 
 

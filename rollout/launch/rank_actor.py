@@ -9,6 +9,8 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from torch._C._distributed_c10d import TCPStore
 
 from interlace.rollout.config import RolloutConfig
@@ -67,6 +69,10 @@ class RankActor:
         """Put encoded commands into the rank's inbox."""
         for command in commands:
             self._inbox.put(decode_command(command))
+
+    def post_weights(self, command: NDArray[np.uint8]) -> None:
+        """One encoded command about weights; large ones stay in the memory they came in."""
+        self._inbox.put(decode_command(memoryview(command)))
 
     def take(self, max_wait_s: float) -> list[bytes]:
         """All encoded events since the last call; waits at most so long for the first one."""

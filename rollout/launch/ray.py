@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -34,7 +35,15 @@ from interlace.comm.process_state import is_stopped
 from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import EnvironmentHost, HostDied
-from interlace.rollout.messages import Command, RankFailure, RankReport, Stop, decode_event, encode
+from interlace.rollout.messages import (
+    Command,
+    RankFailure,
+    RankReport,
+    Stop,
+    WeightsCommand,
+    decode_event,
+    encode,
+)
 
 from .across_hosts import RANK_RESOURCE
 from .environment_actor import EnvironmentActor
@@ -66,6 +75,7 @@ class RayLauncher:
         self._actors: list[Any] = []
         self._pids: list[int] = []
         self._readers: list[threading.Thread] = []
+        self._told: tuple[WeightsCommand, Any] | None = None
         self._ending = False
 
     def start(self, on_event: EventSink) -> None:
@@ -100,6 +110,15 @@ class RayLauncher:
                 concurrency_group="commands"
             )
             post.remote([encode(command)])
+
+    def tell(self, rank: int, command: WeightsCommand) -> None:
+        if self._ending:
+            return
+        if self._told is None or self._told[0] is not command:
+            # Once for all ranks of a node, which then look into the same memory.
+            self._told = command, ray.put(np.frombuffer(encode(command), dtype=np.uint8))
+        post = self._actors[rank].post_weights.options(concurrency_group="commands")
+        post.remote(self._told[1])
 
     def stop(self) -> None:
         launch = self._config.launch

@@ -34,6 +34,7 @@ from interlace.rollout.messages import (
     RankFailure,
     RankReport,
     Stop,
+    WeightsCommand,
     decode_command,
     decode_event,
     encode,
@@ -79,6 +80,8 @@ class TorchrunLauncher:
         self._inbox = Inbox()
         self._killed, self._abandoned = threading.Event(), threading.Event()
         self._connections: dict[int, Connection] = {}
+        self._sending = threading.Lock()
+        self._told: tuple[WeightsCommand, bytes] | None = None
         self._said = threading.Event()
         self._last_word: RankReport | RankFailure | None = None
         self._rank_thread: threading.Thread | None = None
@@ -105,9 +108,16 @@ class TorchrunLauncher:
         rank = self._config.layout.leader(leader)
         if rank == self._rank:
             self._inbox.put(command)
-        elif rank in self._connections:
-            with contextlib.suppress(OSError):  # the end of a rank is told by whoever reads
-                self._connections[rank].send_bytes(encode(command))
+        else:
+            self._send(rank, encode(command))
+
+    def tell(self, rank: int, command: WeightsCommand) -> None:
+        if rank == self._rank:
+            self._inbox.put(command)
+            return
+        if self._told is None or self._told[0] is not command:
+            self._told = command, encode(command)
+        self._send(rank, self._told[1])
 
     def stop(self) -> None:
         """On rank 0: end the job. Elsewhere: serve until rank 0 ends it."""
@@ -143,6 +153,11 @@ class TorchrunLauncher:
         if self._accepting is not None and self._accepting.is_alive():
             with contextlib.suppress(OSError):  # a call that says nothing, so that it looks up
                 socket.create_connection(self._address, _GRACE_S).close()
+
+    def _send(self, rank: int, told: bytes) -> None:
+        with self._sending, contextlib.suppress(OSError):  # a rank's end is told by whoever reads
+            if rank in self._connections:
+                self._connections[rank].send_bytes(told)
 
     # ---- this rank
 
@@ -272,8 +287,8 @@ class TorchrunLauncher:
             target=self._obey, args=(connection,), name="interlace commands", daemon=True
         ).start()
 
-        def emit(event: Event) -> None:
-            with contextlib.suppress(OSError):  # `_obey` finds out
+        def emit(event: Event) -> None:  # from the loop, the watchdog and the one for weights
+            with self._sending, contextlib.suppress(OSError):  # `_obey` finds out
                 connection.send_bytes(encode(event))
 
         return emit

@@ -30,6 +30,7 @@ ENVIRONMENT = {
     [
         ("window", 2, "test_torch_communicator.py test_toy_over_process_groups.py"),
         ("window", 4, "test_rollout.py"),
+        ("window", 2, "test_updates.py"),
         ("gloo", 2, "test_torch_communicator.py"),
     ],
 )

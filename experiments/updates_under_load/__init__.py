@@ -1,0 +1,1 @@
+"""Weights that change a thousand times under load: where they come from, the load, the checks."""

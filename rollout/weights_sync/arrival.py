@@ -1,0 +1,46 @@
+"""One version on its way to a rank, from whatever source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from interlace.moe.config import ModelConfig
+from interlace.moe.incoming import Incoming, Share
+from interlace.moe.received_names import ReceivedNames
+from interlace.moe.tensor_digests import TensorDigests
+
+from .pieces import Piece, check_tied, pieces_of, tied_head_digest
+from .sources import Folder, check_same_model
+
+
+def take_in(incoming: Incoming, pieces: Iterable[Piece]) -> None:
+    """Raises `ModelError` for a piece that cannot be."""
+    for piece in pieces:
+        incoming.add(piece.name, piece.dtype, piece.shape, piece.first, piece.data)
+
+
+def read_folder(
+    folder: Path,
+    config: ModelConfig,
+    names: ReceivedNames,
+    share: Share,
+    bucket_bytes: int,
+) -> Incoming:
+    """A rank's own of the folder; all of it is read, checked and hashed."""
+    check_same_model(folder, config)
+    origin, incoming = Folder(folder), Incoming(share)
+    for bucket in pieces_of(origin, names, bucket_bytes, complete=True):
+        take_in(incoming, bucket)
+    head = tied_head_digest(origin, names, bucket_bytes)
+    check_tied(head, incoming.digest_of(names.hub.embed.name))
+    return incoming
+
+
+def digest_of_model(folder: Path, names: ReceivedNames, bucket_bytes: int) -> str:
+    """The digest of the model that is in `folder`, whatever else lies there."""
+    digests = TensorDigests(names.shapes)
+    for bucket in pieces_of(Folder(folder, names), names, bucket_bytes, complete=True):
+        for piece in bucket:
+            digests.add(piece.name, piece.dtype, piece.shape, piece.first, piece.data)
+    return digests.total()
