@@ -1,6 +1,7 @@
 """Owns the KV blocks of one data-parallel group: free, in a sequence's hands, or in the tree.
 
-A block of the tree that nobody reads is as good as free: it is evicted when one is needed.
+A block of the tree that nobody reads is as good as free: it is evicted when one is needed, and
+those of weights that may not be used any more go first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .prefix_tree import Experts, Match, Node, PrefixTree
+from .content import Content, Experts
+from .prefix_tree import Match, Node, PrefixTree
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +27,8 @@ class Lease:
     """Leading tokens whose keys and values are there."""
     cached_experts: list[Experts]
     """Their experts, piece by piece."""
+    cached_weights: list[int]
+    """First version with the weights that computed each of them."""
     copies: list[tuple[int, int]]
     """(from, to): blocks to copy before the first forward pass writes."""
     pinned: Node | None = None
@@ -42,6 +46,8 @@ class BlockManager:
         self.tree = PrefixTree(block_size)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._leases: list[Lease] = []
+        self.oldest = 0
+        """First version of the oldest weights whose keys and values are given to anybody else."""
 
     @property
     def num_available(self) -> int:
@@ -51,27 +57,38 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def can_lease(self, tokens: Sequence[int], num_tokens: int, *, spare: int = 0) -> bool:
-        """Whether `lease` would succeed now."""
-        return self._affordable(tokens, num_tokens, spare) is not None
+    def match(self, tokens: Sequence[int], limit: int, *, oldest: int = 0) -> Match:
+        """What of ``tokens[:limit]`` is cached and may be used, of weights from `oldest` on."""
+        return self.tree.match(tokens, limit, oldest=max(oldest, self.oldest))
 
-    def lease(self, tokens: Sequence[int], num_tokens: int, *, spare: int = 0) -> Lease | None:
-        """Blocks for `num_tokens`, the first of them `tokens`, reusing what is cached.
+    def can_lease(
+        self, tokens: Sequence[int], num_tokens: int, *, spare: int = 0, oldest: int = 0
+    ) -> bool:
+        """Whether `lease` would succeed now."""
+        return self._affordable(tokens, num_tokens, spare, oldest) is not None
+
+    def lease(
+        self, tokens: Sequence[int], num_tokens: int, *, spare: int = 0, oldest: int = 0
+    ) -> Lease | None:
+        """Blocks for `num_tokens`, the first of them `tokens`, reusing what is cached, of weights
+        from `oldest` on.
 
         The last of `tokens` is always left to compute. None if that would not leave `spare` blocks
         available; then nothing has changed. A context that fits an empty pool fits an idle one.
         """
-        match = self._affordable(tokens, num_tokens, spare)
+        match = self._affordable(tokens, num_tokens, spare, oldest)
         if match is None:
             return None
         tree, shared, partial = self.tree, list(match.nodes), match.partial
         tree.lock(shared)
         table = [node.block for node in shared]
         experts = [node.experts for node in shared]
+        weights = [age for node in shared for age in node.weights]
         copies: list[tuple[int, int]] = []
         pinned = None
         if partial is not None:
             experts.append(partial.experts[: match.num_partial])
+            weights += partial.weights[: match.num_partial]
             if self._is_taken(match):
                 table.append(tree.take(partial))
             else:
@@ -84,8 +101,9 @@ class BlockManager:
         lease = Lease(
             block_table=table,
             shared=shared,
-            num_cached=len(shared) * self.block_size + match.num_partial,
+            num_cached=match.num_tokens(self.block_size),
             cached_experts=experts,
+            cached_weights=weights,
             copies=copies,
             pinned=pinned,
         )
@@ -100,9 +118,11 @@ class BlockManager:
         lease.block_table.extend(self._take_free() for _ in range(missing))
         return True
 
-    def _affordable(self, tokens: Sequence[int], num_tokens: int, spare: int) -> Match | None:
+    def _affordable(
+        self, tokens: Sequence[int], num_tokens: int, spare: int, oldest: int
+    ) -> Match | None:
         """The longest match that can be leased; without its partial block if that is too much."""
-        match = self.tree.match(tokens, len(tokens) - 1)
+        match = self.match(tokens, len(tokens) - 1, oldest=oldest)
         for candidate in (match, replace(match, partial=None, num_partial=0)):
             needed = self.blocks_for(num_tokens) - len(candidate.nodes)
             needed += sum(node.users == 0 for node in candidate.nodes)
@@ -131,30 +151,28 @@ class BlockManager:
             lease.pinned = None
         return copies
 
-    def publish(self, lease: Lease, tokens: Sequence[int], experts: Experts) -> None:
-        """Let others match the lease's full blocks among `tokens`, whose KV is all computed."""
+    def publish(self, lease: Lease, content: Content) -> None:
+        """Let others match the lease's full blocks among `content`, which is all computed."""
         size = self.block_size
-        for index in range(len(lease.shared), len(tokens) // size):
-            span = slice(index * size, (index + 1) * size)
+        for index in range(len(lease.shared), len(content) // size):
             parent = lease.shared[-1] if lease.shared else None
-            block = lease.block_table[index]
-            node, freed = self.tree.insert(parent, tokens[span], block, experts[span].copy())
+            part = content.part(index * size, (index + 1) * size)
+            node, freed = self.tree.insert(parent, part, lease.block_table[index])
             self._free.extend(freed)
             lease.block_table[index] = node.block
             self.tree.lock([node])
             lease.shared.append(node)
 
-    def give_back(self, lease: Lease, tokens: Sequence[int], experts: Experts) -> None:
-        """End a lease whose KV is computed for `tokens`; what can be matched stays in the tree."""
-        self.publish(lease, tokens, experts)
-        size, full = self.block_size, len(lease.shared)
-        rest = tokens[full * size :]
-        if rest:
+    def give_back(self, lease: Lease, content: Content) -> None:
+        """End a lease of which `content` is computed; what can be matched stays in the tree."""
+        self.publish(lease, content)
+        full = len(lease.shared)
+        rest = content.part(full * self.block_size, len(content))
+        if len(rest):
             parent = lease.shared[-1] if lease.shared else None
-            block = lease.block_table[full]
-            _, freed = self.tree.insert(parent, rest, block, experts[full * size :].copy())
+            _, freed = self.tree.insert(parent, rest, lease.block_table[full])
             self._free.extend(freed)
-        self._free.extend(lease.block_table[full + bool(rest) :])
+        self._free.extend(lease.block_table[full + bool(len(rest)) :])
         self.copies_of(lease)
         self.tree.unlock(lease.shared)
         self._leases.remove(lease)
@@ -178,6 +196,6 @@ class BlockManager:
     def _take_free(self) -> int:
         if self._free:
             return self._free.pop()
-        block = self.tree.evict()
+        block = self.tree.evict(oldest=self.oldest)
         assert block is not None, "num_available promised a block that is not there"
         return block

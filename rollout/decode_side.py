@@ -9,8 +9,9 @@ import msgspec
 
 from interlace.comm.proposal import Proposal
 
+from .changed import Changed
 from .letters import Job, Missing, Supplied, decode_letter, encode_letter
-from .messages import Abort, TurnResult
+from .messages import Abort, TurnResult, UpdateMode
 from .outbox import Delivery, Outbox
 from .scheduler import Scheduler
 from .sequence import Sequence as Turn
@@ -21,7 +22,8 @@ class DecodeSide:
     """What its scheduler would prefill is sent away, with blocks for it reserved here.
 
     A turn that has gone away comes back once, prefilled or aborted. Until then its blocks belong to
-    it whatever happens, since others write into them.
+    it whatever happens, since others write into them: also when weights change. Then those who
+    prefill abort by themselves what they have no token for yet, and it is sent away again.
     """
 
     is_home = True
@@ -72,6 +74,9 @@ class DecodeSide:
                 case letter:
                     raise AssertionError(f"rank {sender} prefills and sent {letter}")
 
+    def updated(self, version: int, mode: UpdateMode) -> Changed:
+        return self._scheduler.updated(version, mode)
+
     def _prefills(self, trajectory: int) -> int:
         return self._prefill_leaders[trajectory % len(self._prefill_leaders)]
 
@@ -81,10 +86,13 @@ class DecodeSide:
         last = self._blocks.blocks_for(len(sequence.token_ids))
         one_more = replace(request.sampling, max_tokens=len(sequence.generated) + 1)
         return Job(
-            request=msgspec.structs.replace(request, sampling=one_more, experts_from=held),
+            request=msgspec.structs.replace(
+                request, sampling=one_more, experts_from=held, holds=[]
+            ),
             generated=sequence.generated,
             num_forwarded=sequence.num_forwarded,
             blocks=sequence.lease.block_table[held // self._blocks.block_size : last],
+            weights=self._scheduler.kv.stamp,
         )
 
     def _supply(self, sender: int, missing: Missing) -> None:

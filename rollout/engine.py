@@ -10,7 +10,7 @@ from interlace.comm.agreement import agree
 from interlace.comm.collectives import Forward, Park, perform
 from interlace.comm.communicator import Communicator
 from interlace.comm.journal import Journal, StepRecord
-from interlace.comm.plan import PlanConfig, PlanState
+from interlace.comm.plan import PlanConfig, PlanState, StepPlan
 from interlace.comm.sequencer import Sequencer
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
@@ -18,7 +18,9 @@ from interlace.moe.model import Model
 from interlace.moe.weights import Weights
 
 from .batching import max_rows
+from .changed import Changed
 from .group import Part
+from .messages import UpdateMode
 from .shipment import Shipment
 from .transfer import transfer
 
@@ -34,8 +36,17 @@ class Updates(Protocol):
         """
         ...
 
+    def mode_of(self, version: int) -> UpdateMode:
+        """What becomes of the turns that run when `version` is installed; the same on all ranks."""
+        ...
+
     def install(self, version: int) -> Weights:
         """The weights of `version`, in use from now on. All ranks call it at the same step."""
+        ...
+
+    def installed(self, version: int, *, step: int, stall_s: float, changed: Changed) -> None:
+        """It is done, and the loop goes on. `stall_s`: how long this rank did nothing else;
+        `changed`: what became of its group's turns."""
         ...
 
 
@@ -117,7 +128,7 @@ class Engine:
             with self._sequencer.around(name):  # outputs may still be computed on its stream
                 self.part.complete(name, output, plan.version)
         if plan.update and self._updates is not None:
-            self._weights = self._updates.install(plan.update)
+            self._install(self._updates, plan)
         self.state = plan.after
         if plan.park_ms:
             parked_at = self._clock()
@@ -148,6 +159,14 @@ class Engine:
             )
         )
         return True
+
+    def _install(self, updates: Updates, plan: StepPlan) -> None:
+        """Nothing is in flight: the step has ended all there was."""
+        began_at, version = self._clock(), plan.update
+        self._weights = updates.install(version)
+        changed = self.part.updated(version, updates.mode_of(version))
+        stall_s = self._clock() - began_at
+        updates.installed(version, step=plan.step, stall_s=stall_s, changed=changed)
 
     def _forward(self, name: str, description: Description | Shipment, decoding: int) -> Forward:
         """The path's forward pass; it runs as the plan's tickets come."""

@@ -18,14 +18,18 @@ from interlace.moe.model import ForwardOutput
 from interlace.moe.sampler import SampleRow, sample
 
 from .batching import describe
+from .changed import Changed
 from .inbox import Inbox
 from .messages import (
     Abort,
     Event,
+    Pause,
+    Resume,
     Stop,
     Told,
     TurnRequest,
     TurnResult,
+    UpdateMode,
     decode_told,
     encode,
 )
@@ -73,6 +77,10 @@ class Part(Protocol):
         """A path's forward pass returned."""
         ...
 
+    def updated(self, version: int, mode: UpdateMode) -> Changed:
+        """Behind this step the weights of `version` are in use; nothing is in flight."""
+        ...
+
 
 class Side(Protocol):
     """What a leader does beyond scheduling where prefill and decode have different ranks."""
@@ -98,6 +106,10 @@ class Side(Protocol):
 
     def receive(self, letters: Sequence[tuple[int, bytes]]) -> None:
         """It has ended: who wrote what. Provisional like all that a step has brought."""
+        ...
+
+    def updated(self, version: int, mode: UpdateMode) -> Changed:
+        """Weights have changed: the scheduler's part of it, and that of what is under way."""
         ...
 
 
@@ -141,9 +153,14 @@ class Leader:
                 case TurnRequest():
                     self.scheduler.submit(command)
                 case Abort():
-                    self.scheduler.abort(command.trajectory)
-                    if self._side is not None:
-                        self._side.abort(command.trajectory)
+                    self._abort(command.trajectory)
+                case Pause():
+                    self.scheduler.pause()
+                    if command.mode == "abort":
+                        for trajectory in self.scheduler.trajectories:
+                            self._abort(trajectory)
+                case Resume():
+                    self.scheduler.resume()
                 case Stop():
                     self.scheduler.stop()
         proposal = self.scheduler.propose(rank=rank, hashes=hashes)
@@ -157,6 +174,8 @@ class Leader:
     def tell_results(self) -> None:
         """Take what forward passes gave as real."""
         results = self.scheduler.commit()
+        for held in self.scheduler.held():
+            self._emit(held)
         for result in results if self._side is None else self._side.commit(results):
             self._emit(result)
 
@@ -192,7 +211,7 @@ class Leader:
                     seed=sequence.request.seed,
                     trajectory=sequence.request.trajectory,
                     position=len(sequence.token_ids),
-                    generated=tuple(sequence.generated),
+                    generated=tuple(sequence.spoken),
                 )
                 for sequence in self.scheduler.sampling_rows(kind)
             ]
@@ -213,6 +232,15 @@ class Leader:
             self.scheduler.take(kind, drawn, experts, version)
             first_sample += len(rows)
             first_row += num_rows
+
+    def updated(self, version: int, mode: UpdateMode) -> Changed:
+        changes = self.scheduler if self._side is None else self._side
+        return changes.updated(version, mode)
+
+    def _abort(self, trajectory: int) -> None:
+        self.scheduler.abort(trajectory)
+        if self._side is not None:
+            self._side.abort(trajectory)
 
 
 class Follower:
@@ -240,6 +268,9 @@ class Follower:
 
     def complete(self, path: str, output: Output, version: int) -> None:
         pass
+
+    def updated(self, version: int, mode: UpdateMode) -> Changed:
+        return Changed()
 
 
 def _where(plan: StepPlan) -> str:

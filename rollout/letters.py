@@ -2,7 +2,8 @@
 
 A turn lives with a leader that decodes, the home of its trajectory. It sends a `Job`, and an
 `Abort` if the turn is not wanted any more; the leader that prefills asks for what it has `Missing`,
-gets it `Supplied`, and answers every job once: with the `TurnResult` of a turn of one more token.
+gets it `Supplied`, and answers every job once: with the `TurnResult` of a turn of one more token,
+aborted if home has asked for that or if the weights have changed before the token was sampled.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     """Tokens that the trajectory has forwarded before."""
     blocks: list[int]
     """Home's blocks for the context, from the first one on that is not complete there."""
+    weights: int
+    """First version with the weights that computed what home holds, and that are to be used. A job
+    for weights that have gone goes back aborted, and home sends another."""
 
     @property
     def token_ids(self) -> list[int]:

@@ -10,8 +10,10 @@ import numpy as np
 from interlace.comm.proposal import Proposal
 
 from .block_manager import Lease
+from .changed import Changed
+from .content import Content
 from .letters import Job, Missing, Supplied, decode_letter, encode_letter
-from .messages import Abort, TurnResult
+from .messages import Abort, TurnResult, UpdateMode
 from .outbox import Delivery, Outbox
 from .scheduler import Scheduler
 from .sequence import Sequence as Turn
@@ -32,6 +34,11 @@ class _Work:
     sequence: Turn | None = None
     """Its turn here; None as long as something is missing."""
     aborted: bool = False
+
+    @property
+    def has_token(self) -> bool:
+        """The one it is there for; what is left is to send it home."""
+        return self.sequence is not None and self.sequence.num_drawn > 0
 
 
 class PrefillSide:
@@ -69,6 +76,18 @@ class PrefillSide:
             work.aborted = True
             self._scheduler.abort(trajectory)
 
+    def updated(self, version: int, mode: UpdateMode) -> Changed:
+        """What has its token goes home with it, as of the version that has sampled it. All else
+        was begun with keys and values, here and at home, of weights that have gone."""
+        same = mode == "same"
+        self._scheduler.install(version, same=same)
+        begun = [] if same else [work for work in self._works.values() if not work.has_token]
+        for work in begun:
+            self.abort(work.job.request.trajectory)
+        sequences = [work.sequence for work in begun if work.sequence is not None]
+        again = 0 if mode == "abort" else sum(sequence.num_computed for sequence in sequences)
+        return Changed(dropped_tokens=again)
+
     def commit(self, results: list[TurnResult]) -> list[TurnResult]:
         """The scheduler's results go home; nobody else hears of them."""
         for work in self._landed:
@@ -103,16 +122,18 @@ class PrefillSide:
 
     def _take(self, home: int, job: Job) -> None:
         delivery = Delivery(to=home, into=job.blocks)
-        work = self._works[job.request.trajectory] = _Work(job=job, delivery=delivery)
+        late = job.weights != self._scheduler.kv.stamp
+        work = _Work(job=job, delivery=delivery, aborted=late)
+        self._works[job.request.trajectory] = work
         self._outbox.add(delivery)
-        if not self._ask(work):
+        if late or not self._ask(work):
             self._queue(work)
 
     def _ask(self, work: _Work) -> bool:
         """Ask for what home holds and this group does not; False if there is no need or no room."""
-        job, tokens, size = work.job, work.job.token_ids, self._blocks.block_size
-        match = self._blocks.tree.match(tokens, job.num_held)
-        if len(match.nodes) * size + match.num_partial >= job.num_held:
+        job, tokens = work.job, work.job.token_ids
+        match = self._blocks.match(tokens, job.num_held)
+        if match.num_tokens(self._blocks.block_size) >= job.num_held:
             return False
         # The last token is left to compute, so this leaves what home holds.
         lease = self._blocks.lease(tokens[: job.num_held + 1], job.num_held)
@@ -145,7 +166,10 @@ class PrefillSide:
         experts = np.zeros_like(sequence.experts[:held])
         first = len(lease.shared) * self._blocks.block_size
         experts[first:] = np.frombuffer(work.supplied, np.uint8).reshape(experts[first:].shape)
-        self._blocks.give_back(lease, work.job.token_ids[:held], experts)
+        content = Content(
+            tokens=work.job.token_ids[:held], experts=experts, weights=[work.job.weights] * held
+        )
+        self._blocks.give_back(lease, content)
         work.lease = None
 
     def _extend_deliveries(self) -> None:
@@ -163,9 +187,10 @@ class PrefillSide:
             del delivery.blocks[delivery.num_sent :]
         else:
             tokens = work.job.token_ids
-            match = tree.match(tokens, len(tokens))
+            # not the block manager's match: weights may have changed since the token was sampled
+            match = tree.match(tokens, len(tokens), oldest=work.job.weights)
             delivery.nodes = [*match.nodes, *([match.partial] if match.partial else [])]
-            assert len(match.nodes) * self._blocks.block_size + match.num_partial == len(tokens)
+            assert match.num_tokens(self._blocks.block_size) == len(tokens)
             tree.lock(delivery.nodes)
             first = work.job.num_held // self._blocks.block_size
             delivery.blocks = [node.block for node in delivery.nodes][first:]

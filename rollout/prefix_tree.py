@@ -3,18 +3,18 @@
 A node is one block. Inner nodes are full; a leaf may be partly filled. A context is matched token
 by token: whole blocks are shared, and of the block where it leaves the tree a copy serves (the
 caller copies it). Nodes in use are locked from the root down; of the others the least recently
-used leaf is evicted first. Nodes keep the experts their tokens were routed to.
+used leaf is evicted first. Nodes keep the experts their tokens were routed to, and which weights
+computed them: the same tokens computed with other weights are other nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-Experts = NDArray[np.uint8]
+from .content import Content, Experts
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +25,10 @@ class Node:
     block: int
     experts: Experts
     """[len(tokens), L, K]"""
+    weights: tuple[int, ...]
+    """Of each token: first version with the weights that computed its row."""
+    oldest: int
+    """Of the weights of the whole context up to here: those of its first token."""
     parent: Node | None
     children: dict[int, list[Node]] = field(default_factory=dict)
     """First token -> nodes that begin with it."""
@@ -47,13 +51,17 @@ class Match:
     """The node whose first `num_partial` tokens go on where the whole blocks end."""
     num_partial: int = 0
 
+    def num_tokens(self, block_size: int) -> int:
+        return len(self.nodes) * block_size + self.num_partial
+
 
 class PrefixTree:
     """The tree alone: it names blocks, and hands those it gives up back to its owner."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._root = Node(tokens=(), block=-1, experts=np.zeros((0, 0, 0), np.uint8), parent=None)
+        nothing = np.zeros((0, 0, 0), np.uint8)
+        self._root = Node(tokens=(), block=-1, experts=nothing, weights=(), oldest=0, parent=None)
         self._nodes: set[Node] = set()
         self._num_locked = 0
         self._clock = 0
@@ -70,20 +78,32 @@ class PrefixTree:
     def blocks(self) -> list[int]:
         return [node.block for node in self._nodes]
 
-    def match(self, tokens: Sequence[int], limit: int) -> Match:
-        """The longest cached prefix of ``tokens[:limit]``. Changes nothing."""
+    def match(self, tokens: Sequence[int], limit: int, *, oldest: int = 0) -> Match:
+        """The longest cached prefix of ``tokens[:limit]`` computed with no weights older than
+        `oldest`; of equally long ones the newest. Changes nothing."""
+        starts = self._root.children.get(tokens[0], ()) if tokens else ()
+        ages = sorted({node.oldest for node in starts if node.oldest >= oldest})
+        found = [self._match_from(tokens, limit, age) for age in reversed(ages)]
+        return max(found, key=lambda m: m.num_tokens(self.block_size), default=Match(nodes=()))
+
+    def _match_from(self, tokens: Sequence[int], limit: int, age: int) -> Match:
+        """The longest prefix whose oldest weights are these."""
         size = self.block_size
         node, nodes, at = self._root, [], 0
+
+        def below(first: int) -> Iterator[Node]:
+            return (child for child in node.children.get(first, ()) if child.oldest == age)
+
         while at + size <= limit:
             key = tuple(tokens[at : at + size])
-            child = next((c for c in node.children.get(key[0], ()) if c.tokens == key), None)
+            child = next((c for c in below(key[0]) if c.tokens == key), None)
             if child is None:
                 break
             nodes.append(child)
             node, at = child, at + size
         rest = tuple(tokens[at : min(at + size, limit)])
         best, length = None, 0
-        for child in node.children.get(rest[0], ()) if rest else ():
+        for child in below(rest[0]) if rest else ():
             common = _common_prefix(child.tokens, rest)
             if common > length:
                 best, length = child, common
@@ -107,36 +127,50 @@ class PrefixTree:
         self._clock += 1
         node.last_used = self._clock
 
-    def insert(
-        self, parent: Node | None, tokens: Sequence[int], block: int, experts: Experts
-    ) -> tuple[Node, list[int]]:
+    def insert(self, parent: Node | None, content: Content, block: int) -> tuple[Node, list[int]]:
         """Add one block below `parent` (None: the root).
 
-        Returns the node that now stands for these tokens and the blocks nobody needs any more:
-        `block` itself if the tokens were there already, or shorter leaves this one replaces.
+        Returns the node that now stands for this content and the blocks nobody needs any more:
+        `block` itself if the content was there already, or shorter leaves this one replaces.
         """
         above = parent or self._root
-        key = tuple(tokens)
+        key, weights = tuple(content.tokens), tuple(content.weights)
         assert 0 < len(key) <= self.block_size
         assert above is self._root or len(above.tokens) == self.block_size
         siblings = above.children.setdefault(key[0], [])
         freed: list[int] = []
         for sibling in list(siblings):
-            if len(sibling.tokens) >= len(key) and sibling.tokens[: len(key)] == key:
+            num = min(len(sibling.tokens), len(key))
+            if (sibling.tokens[:num], sibling.weights[:num]) != (key[:num], weights[:num]):
+                continue
+            if num == len(key):
                 self.touch(sibling)
                 return sibling, [block, *freed]
-            if sibling.users == 0 and key[: len(sibling.tokens)] == sibling.tokens:
+            if sibling.users == 0:
                 freed.append(self._remove(sibling))
-        node = Node(tokens=key, block=block, experts=experts, parent=above)
+        node = Node(
+            tokens=key,
+            block=block,
+            experts=content.experts,
+            weights=weights,
+            oldest=weights[0] if above is self._root else above.oldest,
+            parent=above,
+        )
         above.children.setdefault(key[0], []).append(node)
         self._nodes.add(node)
         self.touch(node)
         return node, freed
 
-    def evict(self) -> int | None:
-        """Give up the least recently used leaf nobody uses; its block, or None if there is none."""
+    def evict(self, *, oldest: int = 0) -> int | None:
+        """Give up a leaf nobody uses; its block, or None if there is none.
+
+        Those come first that are of weights older than `oldest`, then the least recently used."""
         leaves = (node for node in self._nodes if node.users == 0 and node.is_leaf)
-        node = min(leaves, key=lambda leaf: (leaf.last_used, leaf.block), default=None)
+        node = min(
+            leaves,
+            key=lambda leaf: (leaf.oldest >= oldest, leaf.last_used, leaf.block),
+            default=None,
+        )
         return None if node is None else self._remove(node)
 
     def take(self, node: Node) -> int:

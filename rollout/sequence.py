@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .block_manager import Lease
-from .messages import TurnRequest, TurnResult
-from .prefix_tree import Experts
+from .content import Content, Experts
+from .messages import Held, TurnRequest, TurnResult
 
 
 @dataclass(slots=True, eq=False)
@@ -22,9 +22,19 @@ class Sequence:
     token_ids: list[int]
     """Context and what was sampled behind it."""
     experts: Experts
-    """[context + max_tokens, L, K]; filled for the first `num_computed` positions."""
+    """[context + max_tokens, L, K], of the pass that computed each of the first `num_computed`."""
     lease: Lease | None = None
     num_computed: int = 0
+    weights: list[int] = field(default_factory=list)
+    """Of each computed token: first version with the weights its keys and values are from. Never
+    decreasing, since what was cached comes first: the first token's are the oldest."""
+    oldest: int = 0
+    """Oldest weights whose keys and values it may still find in the cache."""
+    sampled_experts: list[Experts] = field(default_factory=list)
+    """Piece by piece, those of leading tokens whose keys and values were given up after it had
+    sampled from them: computing them again must not change what the ledger says."""
+    num_settled: int = 0
+    """Leading tokens that it has sampled from, in this turn, or whose experts the ledger has."""
     num_cached: int = 0
     """Of the context, found in the cache when the turn was first admitted."""
     num_prefilled: int = 0
@@ -34,9 +44,14 @@ class Sequence:
     arrival: int = 0
     """Place in the order of arrival: who came later gives way first."""
     aborted: bool = False
+    num_drawn: int = 0
+    """Tokens sampled in this turn, and the one that no exchange has agreed to yet."""
+    num_told: int = 0
+    """Leading holds of the request of which it is known that they were reached, or passed."""
     logprobs_raw: list[float] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    kv_versions: list[int] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -63,6 +78,7 @@ class Sequence:
             request=request,
             max_tokens=max_tokens,
             token_ids=[*request.token_ids, *generated],
+            num_settled=request.experts_from,
             num_forwarded=request.experts_from,
             experts=np.zeros((total, *expert_shape), np.uint8),
         )
@@ -76,14 +92,65 @@ class Sequence:
         return self.token_ids[self.num_context :]
 
     @property
+    def spoken(self) -> list[int]:
+        """What it has sampled, and what this turn had sampled before it was interrupted."""
+        return self.token_ids[self.num_context - self.request.num_resumed :]
+
+    @property
+    def content(self) -> Content:
+        """What is computed."""
+        num = self.num_computed
+        return Content(
+            tokens=self.token_ids[:num], experts=self.experts[:num], weights=self.weights
+        )
+
+    @property
     def num_uncomputed(self) -> int:
         """Tokens still to forward: the context's, or after a preemption all of them again."""
         return len(self.token_ids) - self.num_computed
 
+    def compute(self, start: int, experts: Experts, weights: Iterable[int]) -> None:
+        """The tokens from `start` on have keys and values now."""
+        self.num_computed = start + len(experts)
+        self.experts[start : self.num_computed] = experts
+        self.weights[start:] = weights
+        assert len(self.weights) == self.num_computed
+
+    def draw(self) -> None:
+        """A token was sampled from all that is computed."""
+        self.num_drawn += 1
+        self.num_settled = self.num_computed
+
+    def forget(self) -> int:
+        """Its keys and values are gone, and what it has sampled stays; the number of rows."""
+        kept = sum(map(len, self.sampled_experts))
+        self.sampled_experts.append(self.experts[kept : self.num_settled].copy())
+        num, self.num_computed = self.num_computed, 0
+        self.weights.clear()
+        return num
+
+    def is_held(self, version: int) -> bool:
+        """It has sampled all that it may before a version newer than this one is in use."""
+        return any(num <= self.num_drawn and version < new for num, new in self.request.holds)
+
+    def holds_reached(self, version: int) -> list[Held]:
+        """Those it has come to since the last call while `version` is in use."""
+        holds, first = self.request.holds, self.num_told
+        num = len(self.generated)
+        while self.num_told < len(holds) and holds[self.num_told][0] <= num:
+            self.num_told += 1
+        trajectory = self.request.trajectory
+        return [
+            Held(trajectory=trajectory, version=new)
+            for _, new in holds[first : self.num_told]
+            if new > version
+        ]
+
     def result(self, finish: str) -> TurnResult:
         """The finished turn, with the experts the ledger does not have yet."""
-        start = min(self.request.experts_from, self.num_computed)
-        experts = np.ascontiguousarray(self.experts[start : self.num_computed])
+        kept = sum(map(len, self.sampled_experts))
+        pieces = [*self.sampled_experts, self.experts[kept : self.num_settled]]
+        experts = np.ascontiguousarray(np.concatenate(pieces)[self.request.experts_from :])
         num, layers, top_k = experts.shape
         return TurnResult(
             trajectory=self.request.trajectory,
@@ -92,7 +159,7 @@ class Sequence:
             logprobs_raw=self.logprobs_raw,
             logprobs=self.logprobs,
             versions=self.versions,
-            kv_versions=list(self.versions),
+            kv_versions=self.kv_versions,
             experts=experts.tobytes(),
             experts_shape=(num, layers, top_k),
             finish=finish,

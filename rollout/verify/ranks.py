@@ -11,9 +11,10 @@ from interlace.comm.plan import StepPlan
 from interlace.comm.progress import NoProgress
 from interlace.comm.proposal import Proposal
 from interlace.moe.weights import Weights
+from interlace.rollout.changed import Changed
 from interlace.rollout.group import Follower, Leader
 from interlace.rollout.inbox import Inbox
-from interlace.rollout.messages import Event, TurnResult
+from interlace.rollout.messages import Event, TurnResult, UpdateMode
 from interlace.rollout.scheduler import Drawn, Scheduler
 
 from .toy_model import ToyOutput, ToyWeights
@@ -21,6 +22,9 @@ from .violation import Violation
 
 OnTicket = Callable[[int, Ticket], None]
 """Told the rank and the ticket."""
+
+MODES: tuple[UpdateMode, ...] = ("retract", "keep", "retract", "same")
+"""Of the versions, by turns. Nobody is aborted: that is a tick's business."""
 
 MOST_STEPS = 1000
 """No scenario needs nearly so many; one that does not end by then never will."""
@@ -165,6 +169,12 @@ class ToyUpdates:
 
     def ready(self) -> int:
         return self.newest
+
+    def mode_of(self, version: int) -> UpdateMode:
+        return MODES[version % len(MODES)]
+
+    def installed(self, version: int, *, step: int, stall_s: float, changed: Changed) -> None:
+        pass
 
     def install(self, version: int) -> Weights:
         if version > self.newest:

@@ -6,12 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.rollout.block_manager import BlockManager, Lease
+from interlace.rollout.content import Content
 
 SIZE = 4
 
 
 def experts(num: int) -> np.ndarray:
     return np.arange(num * 2, dtype=np.uint8).reshape(num, 2, 1)
+
+
+def content(tokens: list[int], routed: np.ndarray | None = None) -> Content:
+    rows = experts(len(tokens)) if routed is None else routed
+    return Content(tokens=tokens, experts=rows, weights=[0] * len(tokens))
 
 
 def turn(blocks: BlockManager, tokens: list[int], more: int = 0) -> Lease:
@@ -21,7 +27,7 @@ def turn(blocks: BlockManager, tokens: list[int], more: int = 0) -> Lease:
 
 
 def finish(blocks: BlockManager, lease: Lease, tokens: list[int]) -> None:
-    blocks.give_back(lease, tokens, experts(len(tokens)))
+    blocks.give_back(lease, content(tokens))
     blocks.check_integrity()
 
 
@@ -57,7 +63,7 @@ def test_full_blocks_are_shared_while_both_run() -> None:
     blocks = BlockManager(num_blocks=8, block_size=SIZE)
     prompt = list(range(9))
     one = turn(blocks, prompt, more=3)
-    blocks.publish(one, prompt, experts(9))
+    blocks.publish(one, content(prompt))
     other = turn(blocks, prompt, more=3)
     assert other.block_table[:2] == one.block_table[:2]
     assert other.block_table[2] != one.block_table[2]
@@ -76,7 +82,7 @@ def test_a_context_that_fits_an_empty_pool_fits_an_idle_one() -> None:
 def test_blocks_in_use_are_not_evicted() -> None:
     blocks = BlockManager(num_blocks=4, block_size=SIZE)
     one = turn(blocks, list(range(8)))
-    blocks.publish(one, list(range(8)), experts(8))
+    blocks.publish(one, content(list(range(8))))
     two = turn(blocks, list(range(50, 58)))
     assert blocks.lease([90], 1) is None
     finish(blocks, one, list(range(8)))
@@ -117,7 +123,7 @@ def test_every_block_is_in_one_place_and_cached_experts_are_the_right_ones(
         if open_leases and data.draw(st.booleans()):
             lease, old = open_leases.pop(data.draw(st.integers(0, len(open_leases) - 1)))
             routed = np.array([[[sum(old[: i + 1]) % 256]] for i in range(len(old))], np.uint8)
-            blocks.give_back(lease, old, routed)
+            blocks.give_back(lease, content(old, routed))
             blocks.check_integrity()
         asked = blocks.can_lease(tokens, len(tokens) + 2)
         lease_or_none = blocks.lease(tokens, len(tokens) + 2)
@@ -125,7 +131,7 @@ def test_every_block_is_in_one_place_and_cached_experts_are_the_right_ones(
         if lease_or_none is not None:
             routed = compute(lease_or_none, tokens)
             if data.draw(st.booleans()):
-                blocks.publish(lease_or_none, tokens, routed)
+                blocks.publish(lease_or_none, content(tokens, routed))
             open_leases.append((lease_or_none, tokens))
         blocks.check_integrity()
 
