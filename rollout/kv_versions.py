@@ -17,8 +17,8 @@ class KVVersions:
 
     def __init__(self, *, max_staleness: int | None = None, reuse: Reuse = "current") -> None:
         """`max_staleness`: no token attends to keys and values of weights that have been replaced
-        more often than this; None: no bound. `reuse`: what a new turn may find in the prefix tree, rows of the weights in use
-        ("current") or also older ones within the bound ("stale")."""
+        more often than this; None: no bound. `reuse`: what a new turn may find in the prefix tree,
+        rows of the weights in use ("current") or also older ones within the bound ("stale")."""
         self._max_staleness, self._reuse = max_staleness, reuse
         self._firsts, self._lasts = [0], [0]
 
