@@ -1,0 +1,1 @@
+"""A small GRPO trainer beside a rollout: batches, loss, optimiser, and the loop around them."""

@@ -1,0 +1,69 @@
+"""curve.png: success over iterations of all runs, and the gap beside its bar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from .record import Outcome
+
+INK, PALE = "#30363d", "#e6e8ec"
+BARRIER = ("#2d6cb5", "#5d93cf", "#97bbe3", "#1d4680")
+IN_FLIGHT = "#e8743b"
+
+
+def draw_curves(
+    path: Path, runs: Mapping[str, Outcome], *, goal: float, gap_bar: float, title: str
+) -> None:
+    """Draw the runs, each under its name, to a PNG file."""
+    picture = Figure(figsize=(11.5, 4.6), layout="constrained")
+    FigureCanvasAgg(picture)
+    success: Any
+    gap: Any
+    success, gap = picture.subplots(1, 2, width_ratios=(3, 2))
+    barrier = [name for name, run in runs.items() if not run.plan.in_flight]
+    for name, run in runs.items():
+        at = [iteration.number for iteration in run.iterations]
+        flight = run.plan.in_flight
+        colour = IN_FLIGHT if flight else BARRIER[barrier.index(name) % len(BARRIER)]
+        style = {"color": colour, "linewidth": 1.8}
+        success.plot(at, [one.success for one in run.iterations], label=name, **style)
+        if flight:
+            _plot_lags(gap, run, colour)
+        else:
+            gap.plot(at, [one.largest_gap for one in run.iterations], **style)
+    success.axhline(goal, color=INK, linewidth=0.8, linestyle=":")
+    success.set_ylim(0, 1.02)
+    success.set_yticks([0, 0.25, 0.5, 0.75, goal], ["0", "25 %", "50 %", "75 %", f"{goal:.0%}"])
+    success.set_title("episodes that reach the goal", loc="left", color=INK, fontsize=10)
+    gap.axhline(gap_bar, color=INK, linewidth=0.8, linestyle=":")
+    gap.set_yscale("log")
+    gap.set_title(
+        "largest |log-probability, rollout - trainer|\n"
+        "lines: updates at a barrier; marks: in flight, by lag of the KV cache",
+        loc="left",
+        color=INK,
+        fontsize=10,
+    )
+    for axes in (success, gap):
+        axes.set_xlabel("iteration", color=INK)
+        axes.grid(axis="y", color=PALE)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    success.legend(frameon=False, loc="lower right", fontsize=9)
+    picture.suptitle(title, x=0.01, ha="left", color=INK, fontweight="bold")
+    picture.savefig(path, dpi=130)
+
+
+def _plot_lags(axes: Any, run: Outcome, colour: str) -> None:
+    lags = sorted({lag for iteration in run.iterations for lag in iteration.gap})
+    for lag in lags:
+        points = [(one.number, one.gap[lag].largest) for one in run.iterations if lag in one.gap]
+        at, values = zip(*points, strict=True)
+        marker = "ox^s"[lag % 4]
+        axes.scatter(at, values, s=14, color=colour, marker=marker, label=f"lag {lag}")
+    axes.legend(frameon=False, fontsize=8)
