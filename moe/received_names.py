@@ -107,13 +107,12 @@ class ReceivedNames:
         router, renamed = hub.layer(layer)["router"], other.layer(layer)["router"]
         yield renamed.name, _Known(shape=router.shape, parts=((router.name, None, 0),))
         for part, stored in other.expert(layer, 0).items():
-            if hub.experts.stacked:
-                parts = ((hub.expert(layer, 0)[part].name, None, 0),)
-            else:
-                parts = tuple(self._split(layer, part))
-            yield stored.name, _Known(shape=stored.shape, parts=parts)
+            yield stored.name, _Known(shape=stored.shape, parts=tuple(self._split(layer, part)))
 
     def _split(self, layer: int, part: str) -> Iterator[tuple[str, int | None, int]]:
+        if self.hub.experts.stacked:
+            yield self.hub.expert(layer, 0)[part].name, None, 0
+            return
         for number in range(self._config.num_experts):
             expert = self.hub.expert(layer, number)
             if part == "gate_up":

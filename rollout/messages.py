@@ -61,6 +61,8 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
 class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
     """A part of the weights of a version that is to be installed later. To all ranks."""
 
+    attempt: int
+    """Counts the updates that were begun; a rank's answers name theirs."""
     version: int
     bucket: memoryview
     """Some pieces of tensors, as `weights_sync.pieces` packs them; not copied on arrival."""
@@ -73,6 +75,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
 class StageFolder(msgspec.Struct, frozen=True, kw_only=True, tag="stage_folder"):
     """The weights of a version lie in a folder in Hugging Face format. To all ranks."""
 
+    attempt: int
     version: int
     folder: str
 
@@ -80,6 +83,7 @@ class StageFolder(msgspec.Struct, frozen=True, kw_only=True, tag="stage_folder")
 class StageGroup(msgspec.Struct, frozen=True, kw_only=True, tag="stage_group"):
     """A trainer broadcasts the weights of a version: join its process group. To all ranks."""
 
+    attempt: int
     version: int
     host: str
     port: int
@@ -92,6 +96,7 @@ class StageGroup(msgspec.Struct, frozen=True, kw_only=True, tag="stage_group"):
 class StageSame(msgspec.Struct, frozen=True, kw_only=True, tag="stage_same"):
     """A version has the weights that are in use now. To all ranks."""
 
+    attempt: int
     version: int
 
 
@@ -145,7 +150,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
     """A rank is done with a part of the weights, so that the next one may be sent."""
 
     rank: int
-    version: int
+    attempt: int
     index: int
 
 
@@ -153,6 +158,7 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True, tag="staged"):
     """A rank holds a version complete and checked, or has refused it."""
 
     rank: int
+    attempt: int
     version: int
     digest: str
     """Of all tensors as received; empty if they were refused."""

@@ -38,7 +38,8 @@ def measured(course: Course, tokens: dict[int, int], compared: int) -> dict[str,
 def step_times(rollout: Rollout, course: Course) -> dict[str, str]:
     """How long steps took in which somebody decoded, by the journal of rank 0."""
     begins, ends = np.array(course.spans).T
-    during, otherwise = [], []
+    during: list[float] = []
+    otherwise: list[float] = []
     for step in rollout.records[0][0]:
         if step.decoding:
             met = (begins < step.ended_at) & (ends > step.began_at)

@@ -11,6 +11,7 @@ from interlace.rollout.messages import Installed, Staged
 class Attempt:
     """By rank."""
 
+    number: int
     version: int
     staged: dict[int, Staged] = field(default_factory=dict)
     taken: dict[int, int] = field(default_factory=dict)

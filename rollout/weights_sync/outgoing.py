@@ -14,6 +14,7 @@ from interlace.moe.received_names import ReceivedNames
 from interlace.moe.tensor_digests import TensorDigests
 from interlace.rollout.messages import Stage, StageFolder, StageGroup, StageSame
 
+from .attempt import Attempt
 from .pieces import Piece, check_tied, pack, pieces_of, tied_head_digest
 from .sources import Folder, StateDict, allowed_folder, check_same_model
 from .trainer_group import TrainerGroup
@@ -32,7 +33,9 @@ class Outgoing:
         self._head: bytes | None = None
         self.num_bytes = 0
 
-    def stages(self, version: int, dicts: Iterable[Tensors], *, complete: bool) -> Iterator[Stage]:
+    def stages(
+        self, attempt: Attempt, dicts: Iterable[Tensors], *, complete: bool
+    ) -> Iterator[Stage]:
         """The commands that carry them, the last one of which says so.
 
         `complete`: every dictionary is a whole model. Raises `ModelError` for what the model does
@@ -41,13 +44,25 @@ class Outgoing:
         index, held_back = 0, None
         for bucket in self._buckets(dicts, complete=complete):
             if held_back is not None:
-                yield Stage(version=version, bucket=held_back, index=index, total=0)
+                yield Stage(
+                    attempt=attempt.number,
+                    version=attempt.version,
+                    bucket=held_back,
+                    index=index,
+                    total=0,
+                )
                 index += 1
             held_back = memoryview(pack(bucket))
         self.digest()  # or it is not complete
         check_tied(self._head, self._digests.of(self._names.hub.embed.name))
         assert held_back is not None
-        yield Stage(version=version, bucket=held_back, index=index, total=index + 1)
+        yield Stage(
+            attempt=attempt.number,
+            version=attempt.version,
+            bucket=held_back,
+            index=index,
+            total=index + 1,
+        )
 
     def reading(self, folder: Path, config: ModelConfig) -> Iterator[None]:
         """Hash what the ranks read themselves, step by step. Raises `ModelError` in the first step
@@ -83,7 +98,7 @@ class Outgoing:
 
 def commands(
     source: Source | None,
-    version: int,
+    attempt: Attempt,
     outgoing: Outgoing,
     config: ModelConfig,
     *,
@@ -95,9 +110,10 @@ def commands(
 
     Raises `ModelError` before the first command for a source that is not fit as a whole.
     """
+    number, version = attempt.number, attempt.version
     match source:
         case None:
-            yield StageSame(version=version)
+            yield StageSame(attempt=number, version=version)
         case TrainerGroup():
             if source.world != world + 1:
                 raise ModelError(
@@ -105,6 +121,7 @@ def commands(
                     f"ranks are {world + 1}"
                 )
             yield StageGroup(
+                attempt=number,
                 version=version,
                 host=source.host,
                 port=source.port,
@@ -115,9 +132,9 @@ def commands(
             folder = allowed_folder(source, root)
             reading = outgoing.reading(folder, config)
             next(reading)
-            yield StageFolder(version=version, folder=str(folder))
+            yield StageFolder(attempt=number, version=version, folder=str(folder))
             deque(reading, maxlen=0)  # to its end, while the ranks read too
         case Mapping():
-            yield from outgoing.stages(version, [source], complete=True)
+            yield from outgoing.stages(attempt, [source], complete=True)
         case _:
-            yield from outgoing.stages(version, source, complete=False)
+            yield from outgoing.stages(attempt, source, complete=False)

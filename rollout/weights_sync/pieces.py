@@ -99,7 +99,7 @@ def check_tied(head: bytes | None, embed: bytes | None) -> None:
 
 def _bytes_of(origin: Origin, place: Place, first: int, last: int) -> memoryview:
     rows = origin.rows(place.source, place.item, place.first + first, place.first + last)
-    return memoryview(rows.view(-1).view(torch.uint8).numpy())
+    return rows.view(-1).view(torch.uint8).numpy().data
 
 
 pack = msgspec.msgpack.Encoder().encode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -65,8 +64,7 @@ class Publisher:
         self._bucket_bytes = section.bucket_mib << 20
         self._uses = [0] * world
         self._digests: dict[int, str] = {}
-        # Each rank answers every attempt once and in order, also those that were given up.
-        self._owed: list[deque[Attempt]] = [deque() for _ in range(world)]
+        self._num_attempts = 0
         self._over = ""
 
     @property
@@ -98,17 +96,17 @@ class Publisher:
     def deliver(self, event: Taken | Staged | Installed) -> None:
         """What a rank has said."""
         with self._stirred:
-            if isinstance(event, Staged):
-                self._owed[event.rank].popleft().staged[event.rank] = event
+            attempt = self._attempt
             if isinstance(event, Installed):
                 self._uses[event.rank] = event.version
                 self.barrier.installed(self.version)
-            attempt = self._attempt
-            if attempt is not None and attempt.version == event.version:
+                if attempt is not None and attempt.version == event.version:
+                    attempt.installed[event.rank] = event
+            elif attempt is not None and attempt.number == event.attempt:
                 if isinstance(event, Taken):
                     attempt.taken[event.rank] = event.index
-                elif isinstance(event, Installed):
-                    attempt.installed[event.rank] = event
+                else:
+                    attempt.staged[event.rank] = event
             self._stirred.notify_all()
 
     def end(self, why: str) -> None:
@@ -132,7 +130,9 @@ class Publisher:
 
     def _update(self, source: Source | None, version: int | None, mode: UpdateMode) -> UpdateReport:
         with self._one_at_a_time:
-            attempt = self._attempt = Attempt(version=self._next(version))
+            self._num_attempts += 1
+            attempt = Attempt(number=self._num_attempts, version=self._next(version))
+            self._attempt = attempt
             outgoing = Outgoing(self._known_model()[1], self._bucket_bytes)
             began_at = self._clock()
             try:
@@ -187,10 +187,6 @@ class Publisher:
             if isinstance(command, Stage) and command.index:
                 taken = partial(self._taken, attempt, command.index - 1)
                 self._await(attempt, taken, "take a bucket")
-            else:
-                with self._stirred:
-                    for owed in self._owed:
-                        owed.append(attempt)
             self._tell_all(command)
 
     def _commands(
@@ -198,7 +194,7 @@ class Publisher:
     ) -> Iterable[StageCommand]:
         return commands(
             source,
-            attempt.version,
+            attempt,
             outgoing,
             self._known_model()[0],
             root=self._section.root,

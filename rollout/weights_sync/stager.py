@@ -46,12 +46,20 @@ from .trainer_group import TrainerGroup
 _LEAVE_S = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What a rank is to answer."""
+
+    attempt: int
+    version: int
+    began_at: float
+
+
 @dataclass(slots=True, kw_only=True)
 class _Arriving:
     """A version that comes in buckets."""
 
-    version: int
-    began_at: float
+    task: _Task
     incoming: Incoming
     num_buckets: int = 0
 
@@ -146,32 +154,28 @@ class Stager:
     def _obey(self, command: WeightsCommand) -> None:
         arriving = self._arriving
         if arriving is not None and _begins(command):
-            self._tell(arriving.version, arriving.began_at, error="another one came")
+            self._tell(arriving.task, error="another one came")
         match command:
             case Stage():
                 self._stage(command)
             case StageFolder():
-                self._whole(command.version, lambda: self._from_folder(command))
+                self._whole(command, lambda: self._from_folder(command))
             case StageGroup():
-                self._whole(command.version, lambda: self._from_group(command))
+                self._whole(command, lambda: self._from_group(command))
             case StageSame():
-                self._same(command.version)
+                self._same(_task(command))
             case Commit():
                 self._shelf.commit(command.version, command.mode)
             case Discard():
-                if arriving is not None and arriving.version == command.version:
-                    self._tell(command.version, arriving.began_at, error="it was discarded")
+                if arriving is not None and arriving.task.version == command.version:
+                    self._tell(arriving.task, error="it was discarded")
                 self._shelf.discard(command.version)
 
     def _stage(self, command: Stage) -> None:
         if command.index == 0:
-            self._arriving = _Arriving(
-                version=command.version,
-                began_at=time.monotonic(),
-                incoming=Incoming(self._share),
-            )
+            self._arriving = _Arriving(task=_task(command), incoming=Incoming(self._share))
         arriving = self._arriving
-        if arriving is None or arriving.version != command.version:
+        if arriving is None or arriving.task.attempt != command.attempt:
             return  # refused or discarded before
         try:
             if command.index != arriving.num_buckets:
@@ -181,18 +185,18 @@ class Stager:
             take_in(arriving.incoming, unpack(command.bucket))
             arriving.num_buckets += 1
             if arriving.num_buckets == command.total:
-                self._keep(arriving.version, arriving.incoming, arriving.began_at)
+                self._keep(arriving.task, arriving.incoming)
         except Exception as error:
-            self._tell(command.version, arriving.began_at, error=_one_line(error))
+            self._tell(arriving.task, error=_one_line(error))
             return
-        self._emit(Taken(rank=self._rank, version=command.version, index=command.index))
+        self._emit(Taken(rank=self._rank, attempt=command.attempt, index=command.index))
 
-    def _whole(self, version: int, read: Callable[[], Incoming]) -> None:
-        began_at = time.monotonic()
+    def _whole(self, command: StageFolder | StageGroup, read: Callable[[], Incoming]) -> None:
+        task = _task(command)
         try:
-            self._keep(version, read(), began_at)
+            self._keep(task, read())
         except Exception as error:
-            self._tell(version, began_at, error=_one_line(error))
+            self._tell(task, error=_one_line(error))
 
     def _from_folder(self, command: StageFolder) -> Incoming:
         section = self._section
@@ -210,28 +214,26 @@ class Stager:
                 raise UpdateError(f"what arrived has digest {incoming.total()}, not {item}")
         return incoming
 
-    def _keep(self, version: int, incoming: Incoming, began_at: float) -> None:
+    def _keep(self, task: _Task, incoming: Incoming) -> None:
         digest, num_bytes = incoming.total(), incoming.num_bytes
-        weights = next_weights(self._shelf.in_use, incoming, self._config, version=version)
+        weights = next_weights(self._shelf.in_use, incoming, self._config, version=task.version)
         self._shelf.put(weights, digest)
-        self._tell(version, began_at, digest=digest, num_bytes=num_bytes)
+        self._tell(task, digest=digest, num_bytes=num_bytes)
 
-    def _same(self, version: int) -> None:
-        began_at = time.monotonic()
+    def _same(self, task: _Task) -> None:
         try:
             digest = self._shelf.digest or digest_of_model(
                 self._folder, self._names, self._section.bucket_mib << 20
             )
         except ModelError as error:
-            self._tell(version, began_at, error=_one_line(error))
+            self._tell(task, error=_one_line(error))
             return
-        self._shelf.put(replace(self._shelf.in_use, version=version), digest)
-        self._tell(version, began_at, digest=digest)
+        self._shelf.put(replace(self._shelf.in_use, version=task.version), digest)
+        self._tell(task, digest=digest)
 
     def _tell(
         self,
-        version: int,
-        began_at: float,
+        task: _Task,
         *,
         digest: str = "",
         num_bytes: int = 0,
@@ -241,13 +243,18 @@ class Stager:
         self._emit(
             Staged(
                 rank=self._rank,
-                version=version,
+                attempt=task.attempt,
+                version=task.version,
                 digest=digest,
                 num_bytes=num_bytes,
-                seconds=time.monotonic() - began_at,
+                seconds=time.monotonic() - task.began_at,
                 error=error,
             )
         )
+
+
+def _task(command: Stage | StageFolder | StageGroup | StageSame) -> _Task:
+    return _Task(attempt=command.attempt, version=command.version, began_at=time.monotonic())
 
 
 def _begins(command: WeightsCommand) -> bool:

@@ -166,7 +166,7 @@ class TrainerGroup:
             if interface
             else ProcessGroupGloo.create_default_device()
         ]
-        group = ProcessGroupGloo(PrefixStore("weights", store), member, self.world, options)
+        group: Any = ProcessGroupGloo(PrefixStore("weights", store), member, self.world, options)
         from_trainer = BroadcastOptions()
         from_trainer.rootRank = 0
 
@@ -199,4 +199,4 @@ def _receive_bytes(broadcast: Callable[[torch.Tensor], None]) -> memoryview:
     data = torch.empty(int(size), dtype=torch.uint8)
     if len(data):
         broadcast(data)
-    return memoryview(data.numpy())
+    return data.numpy().data

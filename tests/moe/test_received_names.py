@@ -15,10 +15,12 @@ from tests.moe.test_incoming import stacked
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.errors import ModelError
 from interlace.moe.received_names import ReceivedNames
+from interlace.rollout.weights_sync.attempt import Attempt
 from interlace.rollout.weights_sync.outgoing import Outgoing
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 W1 = "model.layers.3.block_sparse_moe.experts.7.w1.weight"
+FIRST = Attempt(number=1, version=1)
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Tensors = dict[str, torch.Tensor]
 
@@ -32,7 +34,7 @@ def mixtral(tiny_folders: dict[str, Path]) -> tuple[ModelConfig, Tensors]:
 def digest(config: ModelConfig, *parts: Tensors) -> str:
     """Of all that would be sent."""
     outgoing = Outgoing(ReceivedNames(config), 1 << 20)
-    for _ in outgoing.stages(1, parts, complete=len(parts) == 1):
+    for _ in outgoing.stages(FIRST, parts, complete=len(parts) == 1):
         pass
     return outgoing.digest()
 
@@ -88,7 +90,7 @@ def test_one_error_names_the_tensor_before_anything_is_sent(
     config, hub = mixtral
     outgoing = Outgoing(ReceivedNames(config), 1 << 20)
     with pytest.raises(ModelError) as raised:
-        next(outgoing.stages(1, [change(hub)], complete=True))
+        next(outgoing.stages(FIRST, [change(hub)], complete=True))
     assert message in str(raised.value)
     assert outgoing.num_bytes == 0
 

@@ -62,6 +62,7 @@ class Ranks:
         self.on_staged: Callable[[], None] = lambda: None
         self.publisher = Publisher(world=WORLD, tell=self.tell, folder=folder, section=SECTION)
         self._folder = folder
+        self.attempt = 0
         self._digests: dict[int, str] = {}
 
     def tell(self, rank: int, command: WeightsCommand) -> None:
@@ -72,12 +73,14 @@ class Ranks:
         deliver = self.publisher.deliver
         match command:
             case Stage():
-                deliver(Taken(rank=rank, version=command.version, index=command.index))
+                self.attempt = command.attempt
+                deliver(Taken(rank=rank, attempt=command.attempt, index=command.index))
                 if command.index == 0 and rank in self.refuse:
                     self.staged(rank, command.version, self.refuse[rank])
                 elif command.total and rank not in self.refuse and rank not in self.withheld:
                     self.staged(rank, command.version, None)
             case StageSame():
+                self.attempt = command.attempt
                 self.staged(rank, command.version, None)
             case Commit():
                 deliver(
@@ -91,11 +94,14 @@ class Ranks:
                     )
                 )
 
-    def staged(self, rank: int, version: int, error: str | None) -> None:
+    def staged(
+        self, rank: int, version: int, error: str | None, attempt: int | None = None
+    ) -> None:
         digest = "" if error else "other" if rank in self.other else self.digest(version)
         self.publisher.deliver(
             Staged(
                 rank=rank,
+                attempt=attempt or self.attempt,
                 version=version,
                 digest=digest,
                 num_bytes=100 + rank,
@@ -194,7 +200,7 @@ def test_what_a_rank_says_to_an_update_that_failed_is_not_taken_for_the_next(
 
     def late(rank: int, command: WeightsCommand) -> None:
         if rank == 0 and isinstance(command, Stage) and command.total:
-            ranks.staged(0, 4, None)  # to the one that failed
+            ranks.staged(0, 4, None, attempt=1)  # the one that failed
 
     ranks.on_told = late
     with pytest.raises(UpdateError, match=r"did not hold it within 0\.05 s"):
@@ -297,5 +303,5 @@ def test_another_number_keeps_the_digest_and_stages_nothing(ranks: Ranks, tensor
     ranks._digests[5] = first = ranks.publisher.digest
     report = ranks.publisher.rename(5)
     assert (report.mode, report.num_bytes, report.digest) == ("same", 0, first)
-    assert ranks.told[1] == [StageSame(version=5), Commit(version=5, mode="same")]
+    assert ranks.told[1] == [StageSame(attempt=1, version=5), Commit(version=5, mode="same")]
     assert ranks.publisher.version == 5

@@ -31,6 +31,7 @@ from interlace.rollout.messages import (
     encode,
 )
 from interlace.rollout.weights_sync.arrival import digest_of_model
+from interlace.rollout.weights_sync.attempt import Attempt
 from interlace.rollout.weights_sync.outgoing import Outgoing
 from interlace.rollout.weights_sync.stager import Stager
 
@@ -74,7 +75,8 @@ def rank(folder: Path) -> Rank:
 def stages(folder: Path, version: int) -> tuple[list[Stage], str]:
     """The commands for other weights, and their digest."""
     outgoing = Outgoing(ReceivedNames(read_config(folder)), 300_000)
-    made = list(outgoing.stages(version, [nudged(folder, version)], complete=True))
+    attempt = Attempt(number=version, version=version)
+    made = list(outgoing.stages(attempt, [nudged(folder, version)], complete=True))
     assert len(made) > 3
     return made, outgoing.digest()
 
@@ -105,18 +107,17 @@ def discarded(made: Sequence[Stage]) -> list[WeightsCommand]:
 
 
 def begun_again(made: Sequence[Stage]) -> list[WeightsCommand]:
-    return [*made[:2], StageSame(version=2)]
+    return [*made[:2], StageSame(attempt=2, version=2)]
 
 
 def too_short(made: Sequence[Stage]) -> list[WeightsCommand]:
-    return [
-        *made[:-2],
-        Stage(version=1, bucket=made[-1].bucket, index=len(made) - 2, total=len(made) - 1),
-    ]
+    num = len(made) - 1
+    last = Stage(attempt=1, version=1, bucket=made[-1].bucket, index=num - 1, total=num)
+    return [*made[:-2], last]
 
 
 def damaged(made: Sequence[Stage]) -> list[WeightsCommand]:
-    return [Stage(version=1, bucket=memoryview(b"nonsense"), index=0, total=1)]
+    return [Stage(attempt=1, version=1, bucket=memoryview(b"nonsense"), index=0, total=1)]
 
 
 @pytest.mark.parametrize(
@@ -143,22 +144,22 @@ def test_what_goes_wrong_is_said_once_and_the_next_version_comes_as_if_nothing_h
 
 
 def test_another_number_has_the_digest_of_what_is_in_use(rank: Rank, folder: Path) -> None:
-    rank.tell(StageSame(version=4))
+    rank.tell(StageSame(attempt=4, version=4))
     names = ReceivedNames(read_config(folder))
     first = digest_of_model(folder, names, 1 << 20)
     assert [e.digest for e in rank.said if isinstance(e, Staged)] == [first]
     made, digest = stages(folder, 5)
     rank.tell(*made, Commit(version=5, mode="keep"))
     rank.stager.install(5)
-    rank.tell(StageSame(version=6))
+    rank.tell(StageSame(attempt=6, version=6))
     assert [e.digest for e in rank.said if isinstance(e, Staged)] == [first, digest, digest]
 
 
 def test_a_rank_looks_itself_whether_a_folder_lies_under_the_root(folder: Path) -> None:
     rank = Rank(folder, folder.parent)
-    rank.tell(StageFolder(version=1, folder=str(folder)))
-    rank.tell(StageFolder(version=2, folder=str(folder.parent.parent)))
-    rank.tell(StageFolder(version=3, folder=str(folder / "none")))
+    rank.tell(StageFolder(attempt=1, version=1, folder=str(folder)))
+    rank.tell(StageFolder(attempt=2, version=2, folder=str(folder.parent.parent)))
+    rank.tell(StageFolder(attempt=3, version=3, folder=str(folder / "none")))
     (_, first), (_, second), (_, third) = rank.staged
     assert first is None
     assert "not under weights.root" in (second or "")
@@ -167,12 +168,12 @@ def test_a_rank_looks_itself_whether_a_folder_lies_under_the_root(folder: Path) 
 
 @pytest.mark.slow
 def test_a_trainer_who_is_not_there_is_an_error_in_time(rank: Rank) -> None:
-    rank.tell(StageGroup(version=1, host="127.0.0.1", port=1, world=2, timeout_s=0.5))
+    rank.tell(StageGroup(attempt=1, version=1, host="127.0.0.1", port=1, world=2, timeout_s=0.5))
     assert "the trainer at 127.0.0.1:1 was not there or was lost" in (rank.staged[0][1] or "")
 
 
 def test_what_is_about_weights_does_not_reach_the_loop(rank: Rank) -> None:
-    abort, same = Abort(trajectory=3), StageSame(version=1)
+    abort, same = Abort(trajectory=3), StageSame(attempt=1, version=1)
     rank.inbox.put(same)
     rank.inbox.put(abort)
     assert rank.inbox.drain() == [abort]
