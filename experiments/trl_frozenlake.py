@@ -86,7 +86,7 @@ class Player:
         )
 
 
-class Lines(TrainerCallback):
+class Lines(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Prints a line a step, in place of everything that TRL knows of it."""
 
     def __init__(self, player: Player) -> None:

@@ -16,7 +16,7 @@ from interlace.experiments import learn_frozenlake
 from interlace.experiments.grpo.gap import Gap
 from interlace.experiments.grpo.record import Iteration, Outcome, Plan
 from interlace.experiments.grpo.run import check_ends, learn
-from interlace.rollout import EndReason
+from interlace.rollout import EndReason, Rollout
 
 SMALL = Plan(seed=3, iterations=3, episodes=8, max_steps=6)
 
@@ -210,6 +210,21 @@ def test_at_a_barrier_the_curve_is_the_same_bits_in_every_mode(tmp_path: Path) -
     assert len({one.weights for one in multiplexed.iterations}) == 3, "the weights move"
     assert [one.tokens_of_version.keys() for one in multiplexed.iterations] == [{0}, {1}, {2}]
     assert all(one.gap.keys() == {0} for one in multiplexed.iterations)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_ranks_that_keep_their_old_weights_show_in_the_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_the_number(self: Rollout, source: Any, version: int, **_: Any) -> Any:
+        return self.set_version(version)
+
+    monkeypatch.setattr(Rollout, "update_weights", only_the_number)
+    plan = replace(SMALL, iterations=2)
+    found = learn(plan, tmp_path, mode="multiplexed", kind="local")
+    assert found.iterations[0].largest_gap <= 1e-5
+    assert found.iterations[1].largest_gap > 1e-3
 
 
 @pytest.mark.slow
