@@ -46,8 +46,6 @@ class Sequence:
     aborted: bool = False
     num_drawn: int = 0
     """Tokens sampled in this turn, and the one that no exchange has agreed to yet."""
-    num_told: int = 0
-    """Leading holds of the request of which it is known that they were reached, or passed."""
     logprobs_raw: list[float] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -134,16 +132,13 @@ class Sequence:
         return any(num <= self.num_drawn and version < new for num, new in self.request.holds)
 
     def holds_reached(self, version: int) -> list[Held]:
-        """Those it has come to since the last call while `version` is in use."""
-        holds, first = self.request.holds, self.num_told
-        num = len(self.generated)
-        while self.num_told < len(holds) and holds[self.num_told][0] <= num:
-            self.num_told += 1
-        trajectory = self.request.trajectory
+        """Those it has come to while `version` is in use; it gets no other token before they are
+        over, so to ask once behind each token is to hear of each hold once."""
+        sampled = len(self.generated)
         return [
-            Held(trajectory=trajectory, version=new)
-            for _, new in holds[first : self.num_told]
-            if new > version
+            Held(trajectory=self.request.trajectory, version=new)
+            for num, new in self.request.holds
+            if num <= sampled and version < new
         ]
 
     def result(self, finish: str) -> TurnResult:

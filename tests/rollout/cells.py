@@ -9,7 +9,8 @@ other tokens. Beside each number stands which weights wrote it: the truth about 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -246,6 +247,16 @@ def check_truth(
     for num, version in request.holds:
         early = [old for nth, old in enumerate(result.versions) if nth >= num and old < version]
         assert not early, f"held at {num} until version {version}, sampled by {early}"
+
+
+def check_age(result: TurnResult, firsts: Iterable[int], bound: int | None) -> None:
+    """No token attends to weights that have been replaced more often than `bound`. `firsts`: the
+    versions that brought new weights."""
+    if bound is None:
+        return
+    changes = sorted(firsts)
+    for new, old in zip(result.versions, result.kv_versions, strict=True):
+        assert bisect_right(changes, new) - bisect_right(changes, old) <= bound
 
 
 def check_replay(request: TurnRequest, result: TurnResult, *, retract: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tests.rollout.cells import Group, Truth, check_truth
+from tests.rollout.cells import Group, Truth, check_age, check_truth
 
 from interlace.rollout.changed import Changed
 from interlace.rollout.kv_versions import KVVersions, Reuse
@@ -59,6 +59,7 @@ class OneSide:
         self.held += scheduler.held()
         for result in results:
             check_truth(self.requests[result.trajectory], result, group.truth)
+            check_age(result, group.numbers, self.max_staleness)
         self.results += results
         if "prefill" in group.flights and not proposal.live_rows:
             del group.flights["prefill"]

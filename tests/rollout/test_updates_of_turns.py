@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.rollout.cells import STOP, check_replay, check_truth, turn
+from tests.rollout.cells import STOP, check_age, check_replay, check_truth, turn
 from tests.rollout.one_side import OneSide
 from tests.rollout.two_sides import TwoSides
 
@@ -487,11 +486,7 @@ def scarce(seed: int, modes: Sequence[UpdateMode]) -> None:
     assert sorted(result.trajectory for result in sides.results) == sorted(requests)
     for result in sides.results:
         check_truth(requests[result.trajectory], result, sides.truth)
-        if sides.max_staleness is not None:
-            firsts = sorted(sides.groups[0].numbers)
-            for new, old in zip(result.versions, result.kv_versions, strict=True):
-                age = bisect_right(firsts, new) - bisect_right(firsts, old)
-                assert age <= sides.max_staleness
+        check_age(result, sides.groups[0].numbers, sides.max_staleness)
     for group in sides.groups:
         assert group.scheduler.blocks.num_available == group.scheduler.blocks.num_blocks
 
