@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.complaints.mutation import Mutation, Reached, disable
 
@@ -40,7 +42,7 @@ def ended(outcome: Outcome, *, reached: bool = True) -> Ended:
     ("fixed", "disabled", "holds"),
     [
         (ended("passed"), ended("failed"), True),
-        (ended("passed"), ended("hung"), True),
+        (ended("passed"), ended("hung"), False),
         (ended("passed"), ended("passed"), False),
         (ended("passed"), ended("skipped"), False),
         (ended("passed"), ended("no result"), False),
@@ -54,6 +56,13 @@ def test_a_row_holds_if_its_test_fails_because_of_what_was_disabled(
 ) -> None:
     seen = Seen(row=1, proof=BLIND, fixed=fixed, disabled=disabled)
     assert seen.holds is holds
+
+
+def test_a_test_that_is_to_hang_does_not_only_fail() -> None:
+    hangs = replace(BLIND, hangs=True)
+    for outcome, holds in (("hung", True), ("failed", False)):
+        seen = Seen(row=1, proof=hangs, fixed=ended("passed"), disabled=ended(outcome))
+        assert seen.holds is holds
 
 
 class Kinds:

@@ -69,4 +69,7 @@ def _table(seen: Sequence[Seen]) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

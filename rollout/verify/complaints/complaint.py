@@ -16,6 +16,8 @@ class Proof:
     """As pytest is given it, at the root of the repository."""
     disabled: str
     """What is true without the fix: the name of a mutation in tests/complaints."""
+    hangs: bool = False
+    """Whether the test then does not end, as what it is about did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

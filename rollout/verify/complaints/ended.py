@@ -11,6 +11,7 @@ from typing import Any, Literal
 from .complaint import Proof
 
 Outcome = Literal["passed", "failed", "skipped", "hung", "no result"]
+"""`hung`: pytest-timeout ended it."""
 ENDS = "ends.jsonl"
 """One line for each phase of each test, as it ends: test, phase, outcome, words."""
 REACHED = "reached"
@@ -40,9 +41,9 @@ class Seen:
 
     @property
     def holds(self) -> bool:
-        """The test passes, and fails because of what was disabled."""
-        lost = self.disabled.outcome in ("failed", "hung") and self.disabled.reached
-        return self.fixed.outcome == "passed" and lost
+        """The test passes, and fails in the way it should because of what was disabled."""
+        lost = self.disabled.outcome == ("hung" if self.proof.hangs else "failed")
+        return self.fixed.outcome == "passed" and lost and self.disabled.reached
 
 
 def read_ends(folder: Path) -> list[Mapping[str, Any]]:
@@ -54,19 +55,22 @@ def read_ends(folder: Path) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def ended(folder: Path, test: str, *, hung: bool) -> Ended:
-    """How `test` ended in the run that this folder is of; `hung`: it had to be killed."""
+def ended(folder: Path, test: str) -> Ended:
+    """How `test` ended in the run that this folder is of."""
     mine = [end for end in read_ends(folder) if _is(end["test"], test)]
     reached = (folder / REACHED).exists()
-    for outcome in ("failed", "skipped"):
-        for end in mine:
-            if end["outcome"] == outcome:
-                return Ended(outcome=outcome, words=end["words"], reached=reached)
-    if hung:
-        return Ended(outcome="hung", words="it did not end", reached=reached)
+    for end in mine:
+        if end["outcome"] == "failed":
+            hung = end["words"].startswith(_TIMED_OUT)
+            return Ended(outcome="hung" if hung else "failed", words=end["words"], reached=reached)
+        if end["outcome"] == "skipped":
+            return Ended(outcome="skipped", words=end["words"], reached=reached)
     if any(end["phase"] == "call" for end in mine):
         return Ended(outcome="passed", words="", reached=reached)
     return Ended(outcome="no result", words=_last_line(folder), reached=reached)
+
+
+_TIMED_OUT = "Failed: Timeout"
 
 
 def _is(found: str, test: str) -> bool:

@@ -56,7 +56,8 @@ def _row(complaint: Complaint) -> str:
 
 
 def _seen_by(proof: Proof) -> str:
-    return f"`{proof.test}`; without the fix {proof.disabled}"
+    ends = ", and it hangs" if proof.hangs else ""
+    return f"`{proof.test}`; without the fix {proof.disabled}{ends}"
 
 
 def _link(thread: str) -> str:
