@@ -9,42 +9,47 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .record import Outcome
+from .record import Outcome, Plan
 
 INK, PALE = "#30363d", "#e6e8ec"
 BARRIER = ("#2d6cb5", "#5d93cf", "#97bbe3", "#1d4680")
 IN_FLIGHT = "#e8743b"
+REPEATED = "#101418"
 
 
 def draw_curves(
     path: Path, runs: Mapping[str, Outcome], *, goal: float, gap_bar: float, title: str
 ) -> None:
-    """Draw the runs, each under its name, to a PNG file."""
+    """Draw the runs, each under its name, to a PNG file; a run made again is dashed."""
     picture = Figure(figsize=(11.5, 4.6), layout="constrained")
     FigureCanvasAgg(picture)
     success: Any
     gap: Any
     success, gap = picture.subplots(1, 2, width_ratios=(3, 2))
-    barrier = [name for name, run in runs.items() if not run.plan.in_flight]
+    drawn: list[Plan] = []
     for name, run in runs.items():
+        again = run.plan in drawn
+        drawn += [] if again else [run.plan]
         at = [iteration.number for iteration in run.iterations]
         flight = run.plan.in_flight
-        colour = IN_FLIGHT if flight else BARRIER[barrier.index(name) % len(BARRIER)]
-        style = {"color": colour, "linewidth": 1.8}
+        colour = IN_FLIGHT if flight else BARRIER[drawn.index(run.plan) % len(BARRIER)]
+        colour = REPEATED if again else colour
+        style = {"color": colour, "linewidth": 1.8, "linestyle": "--" if again else "-"}
         success.plot(at, [one.success for one in run.iterations], label=name, **style)
-        if flight:
+        if flight and not again:
             _plot_lags(gap, run, colour)
-        else:
+        elif not flight:
             gap.plot(at, [one.largest_gap for one in run.iterations], **style)
     success.axhline(goal, color=INK, linewidth=0.8, linestyle=":")
     success.set_ylim(0, 1.02)
-    success.set_yticks([0, 0.25, 0.5, 0.75, goal], ["0", "25 %", "50 %", "75 %", f"{goal:.0%}"])
+    success.set_yticks(
+        [0, 0.25, 0.5, 0.75, goal], ["0", "25 %", "50 %", "75 %", f"{100 * goal:.0f} %"]
+    )
     success.set_title("episodes that reach the goal", loc="left", color=INK, fontsize=10)
     gap.axhline(gap_bar, color=INK, linewidth=0.8, linestyle=":")
     gap.set_yscale("log")
     gap.set_title(
-        "largest |log-probability, rollout - trainer|\n"
-        "lines: updates at a barrier; marks: in flight, by lag of the KV cache",
+        "largest gap to the trainer, nats\nlines: at a barrier; marks: in flight, by KV lag",
         loc="left",
         color=INK,
         fontsize=10,
