@@ -48,9 +48,10 @@ COMPLAINTS = (
         complaint="The end of oversampling waits for a slow judge; users want a ramp down before "
         "an update.",
         answer="partly",
-        what="A run that has what it wants (`want`, or `stop`) ends what is in play at once and "
-        "waits for no environment. Judges work beside the episodes, from the first group on; one "
-        "that is at work when there is enough is still waited for.",
+        what="A run that has what it wants (`want`, or `stop`) ends what is in play at once, and "
+        "waits for an environment no longer than one step may take. Judges work beside the "
+        "episodes, from the first group on; one that is at work when there is enough is still "
+        "waited for.",
         proofs=(
             Proof(
                 test="tests/rollout/test_oversampling.py"
