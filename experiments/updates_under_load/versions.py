@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from interlace.moe.checkpoint import ITEM_BYTES
 from interlace.moe.config import read_config
 from interlace.moe.incoming import Incoming, Share
 from interlace.moe.received_names import ReceivedNames
@@ -19,6 +18,7 @@ from interlace.rollout.weights_sync.sources import StateDict
 
 NOISE = 0.02
 _BUCKET_BYTES = 1 << 20
+_KEPT = 8
 
 StateTensors = dict[str, torch.Tensor]
 
@@ -30,6 +30,10 @@ class Versions:
         self.folder, self.config = folder, read_config(folder)
         self._names = ReceivedNames(self.config)
         self._first = load_file(folder / "model.safetensors")
+        everyone = range(self.config.num_experts)
+        self._share = Share.of(self.config, everyone)
+        self._base = load_weights(folder, self.config, expert_ids=everyone, dtype=torch.float32)
+        self._made: dict[int, Weights] = {}
 
     def of(self, number: int) -> StateTensors:
         """All tensors under the hub's names; number 0 is what lies in the folder."""
@@ -51,19 +55,17 @@ class Versions:
         return digests.total()
 
     def weights(self, number: int) -> Weights:
-        """On one rank that has all experts."""
-        everyone = range(self.config.num_experts)
-        first = load_weights(self.folder, self.config, expert_ids=everyone, dtype=torch.float32)
-        incoming = Incoming(Share.of(self.config, everyone))
-        for bucket in pieces_of(
-            StateDict(self.of(number)), self._names, _BUCKET_BYTES, complete=True
-        ):
-            take_in(incoming, bucket)
-        return next_weights(first, incoming, self.config, version=number)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.numel() * ITEM_BYTES["F32"] for t in self._first.values())
+        """On one rank that has all experts; the last few are kept."""
+        if number not in self._made:
+            incoming = Incoming(self._share)
+            origin = StateDict(self.of(number))
+            for bucket in pieces_of(origin, self._names, _BUCKET_BYTES, complete=True):
+                take_in(incoming, bucket)
+            while len(self._made) >= _KEPT:
+                del self._made[next(iter(self._made))]
+            made = next_weights(self._base, incoming, self.config, version=number)
+            self._made[number] = made
+        return self._made[number]
 
 
 def stacked(tensors: StateTensors, num_experts: int) -> StateTensors:

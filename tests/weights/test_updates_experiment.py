@@ -14,16 +14,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_thirty_updates_under_load_hold(kind: str, tmp_path: Path) -> None:
-    command = [sys.executable, "experiments/updates.py", "--count", "30", "--kind", kind]
+@pytest.mark.timeout(300)
+def test_thirty_updates_under_load_hold(tmp_path: Path) -> None:
+    command = [sys.executable, "experiments/updates.py", "--count", "30", "--kind", "local"]
     run = subprocess.run(
         [*command, "--out", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=290,
         check=False,
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
