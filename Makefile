@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+USUAL := not hosts and not failures
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
@@ -18,8 +19,9 @@ $(READY): pyproject.toml constraints.txt comm/window.cpp
 rollout: $(READY)  ## the main job: SmolLM2-MoE on two ranks in three environments
 	$(BIN)/interlace rollout --preset demo --out out/demo
 
-test: $(READY)  ## the test suite
-	$(BIN)/pytest
+test: $(READY)  ## the test suite: what runs in one process on every core, then what starts processes
+	$(BIN)/pytest -n logical --dist loadfile -m "$(USUAL) and not processes and not ray"
+	$(BIN)/pytest -m "$(USUAL) and (processes or ray)"
 
 test-envs: $(READY)  ## install the environments that few need, and test them
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all-envs]'
