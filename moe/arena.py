@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import torch
@@ -37,14 +38,10 @@ def _huge(num_bytes: int) -> torch.Tensor:
         padded = torch.zeros(num_bytes + LINE, dtype=torch.uint8)
         first = -padded.data_ptr() % LINE
         return padded[first : first + num_bytes]
-    memory = mmap.mmap(
-        -1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a system without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a system without them
-            pass
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % HUGE_PAGE
     return whole[first : first + num_bytes]

@@ -88,7 +88,10 @@ class Batch:
         device: str | torch.device = "cpu",
         tiles: bool = True,
     ) -> Batch:
-        """All tensors of a batch, its `tiles` if they are wanted. Raises ValueError for rows outside their block tables."""
+        """All tensors of a batch, its `tiles` if they are wanted.
+
+        Raises ValueError for rows outside their block tables.
+        """
         rows = _Rows(description)
         num_rows = description.num_rows
         padding = -num_rows % tp_size

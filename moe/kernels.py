@@ -1,8 +1,8 @@
 """Our own bfloat16 kernels for CPUs: where they can be used, and weights in their order.
 
 They are C++ (`native/`), built where there is a compiler and used where the processor has AVX2 or
-AVX-512 with bfloat16. What they do, torch does elsewhere: each caller has both, side by side. A row's
-sums have a fixed order, so equal rows give equal bits whatever else is in the batch.
+AVX-512 with bfloat16. What they do, torch does elsewhere: each caller has both, side by side. The
+sums of a row have a fixed order, so equal rows give equal bits whatever else is in the batch.
 
 Shapes: T rows, K inputs, N outputs, R rows sorted by expert, D hidden, I width of an expert.
 """
@@ -16,9 +16,12 @@ import torch
 from .arena import Arena
 
 try:
-    from . import _kernels as native
+    from . import _kernels
 except ImportError:  # there was no compiler
-    native = None  # type: ignore[assignment]
+    _kernels = None  # type: ignore[assignment]
+
+native = _kernels
+"""The extension; None where it was not built."""
 
 UNIT = 16
 """Widths of what kernels read and write row by row are multiples of this."""

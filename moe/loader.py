@@ -24,7 +24,6 @@ from .rotary import halves_paired
 from .router import WIDTH_MULTIPLE
 from .tensor_names import Layer, Stored, TensorNames
 
-
 ARENA_CHUNK_BYTES = 32 * 1024 * 1024
 """Packed weights lie side by side in pieces of this size, in the order in which they are read."""
 
@@ -72,9 +71,7 @@ class Loader:
         """The vocabulary in equal shares of a multiple of 16 rows; the last ones may be zero."""
         weight_VD = self.read(self._names.head)
         unit = self._tp_size * ROW_MULTIPLE if self._tp_size > 1 else 1
-        return self._linear(
-            self._share(F.pad(weight_VD, (0, 0, 0, -weight_VD.shape[0] % unit)))
-        )
+        return self._linear(self._share(F.pad(weight_VD, (0, 0, 0, -weight_VD.shape[0] % unit))))
 
     def attention(self, layer: Layer) -> GroupedQueryAttention | LatentAttention:
         match self._config.attention:

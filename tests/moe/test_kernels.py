@@ -124,10 +124,10 @@ def test_a_row_of_an_expert_does_not_depend_on_the_others(width: int) -> None:
 def test_rows_that_do_not_fit_a_weight_are_refused() -> None:
     expert = Expert(gate_ID=bf16(32, 64), up_ID=bf16(32, 64), down_DI=bf16(64, 32))
     for rows, counts in ((bf16(3, 64), (4,)), (bf16(4, 62), (4,)), (bf16(4, 64).float(), (4,))):
-        with pytest.raises(ValueError, match="the experts get 4 rows of 64 in torch.bfloat16"):
+        with pytest.raises(ValueError, match=r"the experts get 4 rows of 64 in torch\.bfloat16"):
             apply_experts((expert,), rows, counts)
     for rows in (bf16(3, 62), bf16(3, 64).float()):
-        with pytest.raises(ValueError, match="the weight has 64 inputs in torch.bfloat16"):
+        with pytest.raises(ValueError, match=r"the weight has 64 inputs in torch\.bfloat16"):
             Linear(bf16(8, 64))(rows)
 
 
@@ -249,9 +249,7 @@ def test_the_self_test_reports_a_product_that_depends_on_the_batch(
     folder = tiny_folders["qwen3_moe"]
     config = read_config(folder)
     placement = Placement.contiguous(config.num_experts, 1)
-    weights = load_weights(
-        folder, config, expert_ids=placement.experts_of(0), dtype=torch.bfloat16
-    )
+    weights = load_weights(folder, config, expert_ids=placement.experts_of(0), dtype=torch.bfloat16)
     with torch.inference_mode():
         assert exactness(Model(config), weights, placement=placement).exact
     product = kernels.PackedWeight.__call__
