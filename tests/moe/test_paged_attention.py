@@ -88,7 +88,10 @@ def test_it_is_attention_as_accurately_as_in_torch(shape: tuple[int, int, int]) 
     rows = ((0, 0, 130), (1, 0, 1), (2, 60, 64), (3, 64, 65), (4, 300, 330))
     found, in_torch = pool.attend(*rows), pool.attend_in_torch(*rows)
     exact = [pool.exact(*row) for row in rows]
-    assert error(torch.cat(found), torch.cat(exact)) <= error(torch.cat(in_torch), torch.cat(exact))
+    whole = torch.cat(exact)
+    reached = error(torch.cat(found), whole)
+    assert reached <= error(torch.cat(in_torch), whole)
+    assert reached <= 1.45 * error(whole.bfloat16(), whole)  # what rounding the result alone costs
     for output, expected in zip(found, exact, strict=True):
         torch.testing.assert_close(output.double(), expected, atol=2e-2, rtol=2e-2)
 
