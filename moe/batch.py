@@ -77,12 +77,21 @@ class Batch:
     sample_rows: torch.Tensor
     """[S]"""
     tiles: tuple[TileGroup, ...]
+    """What attention over planes works on; empty where it is not asked for."""
 
     @classmethod
     def build(
-        cls, description: Description, *, tp_size: int = 1, device: str | torch.device = "cpu"
+        cls,
+        description: Description,
+        *,
+        tp_size: int = 1,
+        device: str | torch.device = "cpu",
+        tiles: bool = True,
     ) -> Batch:
-        """All tensors of a batch. Raises ValueError for rows outside their block tables."""
+        """All tensors of a batch, its `tiles` if they are wanted.
+
+        Raises ValueError for rows outside their block tables.
+        """
         rows = _Rows(description)
         num_rows = description.num_rows
         padding = -num_rows % tp_size
@@ -97,7 +106,7 @@ class Batch:
             cu_seqlens_q=to_device(rows.start_B1, on),
             context_lens=to_device(rows.context_len_B, on),
             sample_rows=to_device(_ints(description.sample_rows), on),
-            tiles=tuple(rows.tile_groups(on)),
+            tiles=tuple(rows.tile_groups(on)) if tiles else (),
         )
 
 

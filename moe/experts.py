@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from . import kernels
+from .arena import Arena
 from .linear import Linear
 
 WIDTH_MULTIPLE = 32
@@ -19,29 +21,46 @@ WIDTH_MULTIPLE = 32
 class Expert:
     """One gated MLP, ``down(silu(gate(x)) * up(x))``, its width padded with zeros."""
 
-    __slots__ = ("down", "gate_up")
+    __slots__ = ("down", "gate_up", "packed")
 
     def __init__(
-        self, *, gate_ID: torch.Tensor, up_ID: torch.Tensor, down_DI: torch.Tensor
+        self,
+        *,
+        gate_ID: torch.Tensor,
+        up_ID: torch.Tensor,
+        down_DI: torch.Tensor,
+        arena: Arena | None = None,
     ) -> None:
+        """Where our kernels multiply with its weights, they are `packed`, into `arena`."""
         padding = -gate_ID.shape[0] % WIDTH_MULTIPLE
         wide = (0, 0, 0, padding)
-        self.gate_up = Linear(torch.cat((F.pad(gate_ID, wide), F.pad(up_ID, wide))))
-        self.down = Linear(F.pad(down_DI, (0, padding)))
+        gate_ID, up_ID = F.pad(gate_ID, wide), F.pad(up_ID, wide)
+        down_DI = F.pad(down_DI, (0, padding))
+        self.packed: kernels.PackedExpert | None = None
+        if kernels.can_pack(gate_ID):
+            self.packed = kernels.PackedExpert(
+                gate_ID=gate_ID, up_ID=up_ID, down_DI=down_DI, arena=arena
+            )
+            return
+        self.gate_up = Linear(torch.cat((gate_ID, up_ID)))
+        self.down = Linear(down_DI)
 
     def __call__(self, x_RD: torch.Tensor) -> torch.Tensor:
         """[R, D]"""
-        gate_RI, up_RI = self.gate_up(x_RD).chunk(2, dim=-1)
-        return self.down(F.silu(gate_RI).mul_(up_RI))
+        return apply_experts((self,), x_RD, (x_RD.shape[0],))
 
 
 def apply_experts(
     experts: Sequence[Expert], x_RD: torch.Tensor, counts_X: Sequence[int]
 ) -> torch.Tensor:
-    """[R, D] each row's expert applied to it: one product per expert and matrix.
+    """[R, D] each row's expert applied to it: one call of our kernels, or one product per expert
+    and matrix.
 
     Rows are sorted by expert; ``counts_X[i]`` of them belong to ``experts[i]``.
     """
+    packed = [expert.packed for expert in experts if expert.packed is not None]
+    if packed:
+        return kernels.apply_packed_experts(packed, x_RD, counts_X)
     busy = [(expert, count) for expert, count in zip(experts, counts_X, strict=True) if count]
     if not busy:
         return x_RD

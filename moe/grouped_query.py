@@ -15,6 +15,7 @@ from .attention import block_attention
 from .batch import Batch
 from .context import PathContext
 from .linear import Linear
+from .paged_attention import paged_attention, turn_heads
 from .parts import GroupedQuery
 from .rotary import rotate
 
@@ -61,6 +62,16 @@ class GroupedQueryAttention:
         width = self.sizes.head_dim
         num_kv_heads = self.sizes.num_kv_heads // context.tp_size
         qkv = self._own_heads(rows_TX, context) if self.row_norms else self._project(rows_TX)
+        if context.kv.pages is not None:
+            return turn_heads(
+                qkv[: batch.num_rows],
+                rotation,
+                context.kv.pages,
+                index,
+                batch,
+                norm_AE=self.head_norm_AE,
+                eps=self.rms_eps,
+            )
         qkv = qkv[: batch.num_rows].unflatten(1, (-1, width))
         qk_TAE, value_TGE = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
         qk_TAE = qk_TAE.float()
@@ -78,8 +89,11 @@ class GroupedQueryAttention:
         q_THE: torch.Tensor,
     ) -> torch.Tensor:
         """[real T, H * E]"""
+        scale = self.sizes.scale
+        if context.kv.pages is not None:
+            return paged_attention(q_THE, context.kv.pages, index, batch, scale=scale).flatten(1)
         key, value = context.kv.plane(index, "key"), context.kv.plane(index, "value")
-        return block_attention(q_THE, (key,), value, batch, scale=self.sizes.scale).flatten(1)
+        return block_attention(q_THE, (key,), value, batch, scale=scale).flatten(1)
 
     def _project(self, h_UD: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(h_UD)

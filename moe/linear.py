@@ -10,6 +10,9 @@ import os
 import torch
 import torch.nn.functional as F
 
+from . import kernels
+from .arena import Arena
+
 ROW_MULTIPLE = 16
 """Rows are rounded up to this where the kernel depends on their number."""
 PRODUCT_ROWS = 64
@@ -29,19 +32,25 @@ def keep_to_row_stable_kernels() -> None:
 class Linear:
     """``x_TK @ weight_NK.T``: equal rows in give bit-equal rows out, whatever else is in the batch.
 
-    On a CPU with bfloat16 arithmetic the weight is packed once into oneDNN's blocked layout, whose
-    kernels treat every row alike and are fastest for few rows. Otherwise the rows are rounded up
-    to a multiple of 16 in one product: kernels for one to seven rows sum in another order.
+    On a CPU bfloat16 weights are packed once for our own kernels (`kernels`) or, where those were
+    not built, into oneDNN's blocked layout, whose kernels treat every row alike too. Otherwise the
+    rows are rounded up to a multiple of 16 in one product: kernels for one to seven rows sum in
+    another order.
     One thread is assumed; with more, a product may be cut along its rows. On an accelerator every
     product has 64 rows, so it is always the same kernel.
     """
 
-    __slots__ = ("_packed", "_weight", "num_outputs")
+    __slots__ = ("_own", "_packed", "_weight", "num_outputs")
 
-    def __init__(self, weight_NK: torch.Tensor) -> None:
-        """Takes the weight over; when it is packed, the original is not kept."""
+    def __init__(self, weight_NK: torch.Tensor, arena: Arena | None = None) -> None:
+        """Takes the weight over; when it is packed (into `arena`), the original is not kept."""
         self.num_outputs: int = weight_NK.shape[0]
         keep_to_row_stable_kernels()
+        self._own: kernels.PackedWeight | None = None
+        self._packed = False
+        if kernels.can_pack(weight_NK):
+            self._own = kernels.PackedWeight(weight_NK, arena)
+            return
         self._packed = can_pack(weight_NK)
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous())
@@ -50,6 +59,8 @@ class Linear:
         )
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        if self._own is not None:
+            return self._own(x_TK)
         num_rows = x_TK.shape[0]
         if num_rows == 0:
             return x_TK.new_empty((0, self.num_outputs))
@@ -98,13 +109,19 @@ def tiled_linear(x_TK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
 class HeadwiseLinear:
     """``x_THK -> y_THN``, every head with a weight of its own; the same promise as `Linear`."""
 
-    __slots__ = ("_weight_HKN",)
+    __slots__ = ("_own", "_weight_HKN")
 
     def __init__(self, weight_HNK: torch.Tensor) -> None:
         keep_to_row_stable_kernels()
+        self._own: kernels.PackedHeads | None = None
+        if len(weight_HNK) and kernels.can_pack(weight_HNK[0]):
+            self._own = kernels.PackedHeads(weight_HNK)
+            return
         self._weight_HKN = weight_HNK.transpose(1, 2).contiguous()
 
     def __call__(self, x_THK: torch.Tensor) -> torch.Tensor:
+        if self._own is not None:
+            return self._own(x_THK)
         num_rows, on_cpu = x_THK.shape[0], x_THK.device.type == "cpu"
         padding = -num_rows % (ROW_MULTIPLE if on_cpu else PRODUCT_ROWS)
         x_HTK = F.pad(x_THK.transpose(0, 1), (0, 0, 0, padding)).contiguous()

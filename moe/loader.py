@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from .arena import Arena
 from .config import ModelConfig
 from .experts import Expert
 from .grouped_query import GroupedQueryAttention
@@ -22,6 +23,9 @@ from .parts import GroupedQuery, Latent
 from .rotary import halves_paired
 from .router import WIDTH_MULTIPLE
 from .tensor_names import Layer, Stored, TensorNames
+
+ARENA_CHUNK_BYTES = 32 * 1024 * 1024
+"""Packed weights lie side by side in pieces of this size, in the order in which they are read."""
 
 
 class Tensors(Protocol):
@@ -51,6 +55,7 @@ class Loader:
         self._config = config
         self._dtype, self._device = dtype, device
         self._tp_rank, self._tp_size = tp_rank, tp_size
+        self._arena = Arena(ARENA_CHUNK_BYTES)
 
     def read(
         self, stored: Stored, *, item: int | None = None, dtype: torch.dtype | None = None
@@ -58,11 +63,15 @@ class Loader:
         tensor = self._tensors.read(stored.name, item=item)
         return tensor.to(self._device, dtype or self._dtype)
 
+    def output(self, layer: Layer) -> Linear:
+        """All heads to hidden."""
+        return self._linear(self.read(layer["o"]))
+
     def head(self) -> Linear:
         """The vocabulary in equal shares of a multiple of 16 rows; the last ones may be zero."""
         weight_VD = self.read(self._names.head)
         unit = self._tp_size * ROW_MULTIPLE if self._tp_size > 1 else 1
-        return Linear(self._share(F.pad(weight_VD, (0, 0, 0, -weight_VD.shape[0] % unit))))
+        return self._linear(self._share(F.pad(weight_VD, (0, 0, 0, -weight_VD.shape[0] % unit))))
 
     def attention(self, layer: Layer) -> GroupedQueryAttention | LatentAttention:
         match self._config.attention:
@@ -81,14 +90,14 @@ class Loader:
         shared_gate = None
         if sizes.shared_gate:
             weight_1D = self.read(layer["shared_gate"])
-            shared_gate = Linear(F.pad(weight_1D, (0, 0, 0, WIDTH_MULTIPLE - 1)))
+            shared_gate = self._linear(F.pad(weight_1D, (0, 0, 0, WIDTH_MULTIPLE - 1)))
         router_type = torch.float32 if sizes.router.precise else self._dtype
         bias_X = None
         if sizes.router.bias:
             bias_X = self.read(layer["router_bias"], dtype=torch.float32)
         return MixtureLayer(
             sizes=sizes,
-            router=Linear(self.read(layer["router"], dtype=router_type)),
+            router=self._linear(self.read(layer["router"], dtype=router_type)),
             router_bias_X=bias_X,
             experts=tuple(self._expert(index, number) for number in expert_ids),
             shared=self._mlp(layer, "shared.") if sizes.shared_size else None,
@@ -109,7 +118,7 @@ class Loader:
         return GroupedQueryAttention(
             sizes=sizes,
             rms_eps=self._config.rms_eps,
-            qkv=Linear(torch.cat(qkv)),
+            qkv=self._linear(torch.cat(qkv)),
             bias=None if bias is None else torch.cat(bias),
             head_norm_AE=self._head_norm(sizes, layer) if sizes.norm == "head" else None,
             row_norms=row_norms,  # type: ignore[arg-type]
@@ -134,17 +143,18 @@ class Loader:
         down = [self.read(layer["q_down"])] if has_latent else []
         return LatentAttention(
             sizes=sizes,
-            down=Linear(torch.cat((*down, kv_down[: sizes.latent_dim], k_rope))),
+            down=self._linear(torch.cat((*down, kv_down[: sizes.latent_dim], k_rope))),
             q_norm=self.read(layer["q_norm"]) if has_latent else None,
             kv_norm_C=self.read(layer["kv_norm"]),
-            q=Linear(q),
+            q=self._linear(q),
             key=HeadwiseLinear(kv_up[:, :nope].transpose(1, 2)),
             value=HeadwiseLinear(kv_up[:, nope:]),
         )
 
     def _mlp(self, layer: Layer, part: str) -> Expert:
         gate_ID, up_ID = self.read(layer[f"{part}gate"]), self.read(layer[f"{part}up"])
-        return Expert(gate_ID=gate_ID, up_ID=up_ID, down_DI=self.read(layer[f"{part}down"]))
+        down_DI = self.read(layer[f"{part}down"])
+        return Expert(gate_ID=gate_ID, up_ID=up_ID, down_DI=down_DI, arena=self._arena)
 
     def _expert(self, layer: int, number: int) -> Expert:
         stored = self._names.expert(layer, number)
@@ -152,7 +162,10 @@ class Loader:
             return self._mlp(stored, "")
         gate_ID, up_ID = self.read(stored["gate_up"], item=number).chunk(2)
         down_DI = self.read(stored["down"], item=number)
-        return Expert(gate_ID=gate_ID, up_ID=up_ID, down_DI=down_DI)
+        return Expert(gate_ID=gate_ID, up_ID=up_ID, down_DI=down_DI, arena=self._arena)
+
+    def _linear(self, weight_NK: torch.Tensor) -> Linear:
+        return Linear(weight_NK, self._arena)
 
     def _share(self, rows: torch.Tensor) -> torch.Tensor:
         """This tensor-parallel rank's part of the rows of a weight."""

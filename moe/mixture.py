@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from . import kernels
 from .dispatch import Dispatched
 from .experts import Expert, apply_experts
 from .linear import Linear
@@ -44,13 +45,32 @@ class MixtureLayer:
         self, h_TD: torch.Tensor, y_TKD: torch.Tensor, weight_TK: torch.Tensor
     ) -> torch.Tensor:
         """[T, D] the outputs weighted in float32 and summed in slot order, the shared one last."""
-        weighted = y_TKD * weight_TK[:, :, None]
-        total = weighted[:, 0]
-        for slot in range(1, y_TKD.shape[1]):
-            total = total + weighted[:, slot]
+        if self.shared is None and kernels.can_read(y_TKD):
+            return _mix(y_TKD, weight_TK)
+        total = weighted_sum(y_TKD, weight_TK)
         if self.shared is not None:
             shared_TD = self.shared(h_TD).float()
             if self.shared_gate is not None:
                 shared_TD = shared_TD * padded_sigmoid(self.shared_gate(h_TD))[:, :1]
             total = total + shared_TD
         return total.to(h_TD.dtype)
+
+
+def weighted_sum(y_TKD: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
+    """[T, D] float32"""
+    weighted = y_TKD * weight_TK[:, :, None]
+    total = weighted[:, 0]
+    for slot in range(1, y_TKD.shape[1]):
+        total = total + weighted[:, slot]
+    return total
+
+
+def _mix(y_TKD: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
+    """`weighted_sum`, rounded to the outputs' type, to the bit."""
+    num_rows, top_k, width = y_TKD.shape
+    y_TKD, weight_TK = y_TKD.contiguous(), weight_TK.contiguous()
+    out_TD = y_TKD.new_empty((num_rows, width))
+    kernels.native.mix(
+        out_TD.data_ptr(), y_TKD.data_ptr(), weight_TK.data_ptr(), num_rows, top_k, width
+    )
+    return out_TD

@@ -26,6 +26,7 @@ from .description import Description
 from .dispatch import Dispatcher
 from .dispatch_strategy import dispatcher_of
 from .mixture import MixtureLayer
+from .norm import add, add_and_norm, rms_norm
 from .weights import LayerWeights, Weights
 
 
@@ -66,7 +67,14 @@ class Model:
         was written to the cache before an error is unspecified.
         """
         self._check(weights, context, description)
-        batch = Batch.build(description, tp_size=context.tp_size, device=weights.device)
+        batch = Batch.build(
+            description,
+            tp_size=context.tp_size,
+            device=weights.device,
+            tiles=context.kv.pages is None,
+        )
+        if context.kv.pages is not None:
+            context.kv.pages.check(batch.block_tables)
         shares = _Shares(batch, context)
         dispatcher = dispatcher_of(
             context.dispatch,
@@ -158,13 +166,17 @@ class Model:
         self, layer: LayerWeights, x_UD: torch.Tensor, heads: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual with attention added, and its norm."""
-        x_UD = self.add(x_UD, layer.o(heads))
-        return x_UD, self._norm(x_UD, layer.post_norm_D)
+        return add_and_norm(
+            x_UD,
+            layer.o(heads),
+            layer.post_norm_D,
+            factor=self.config.multipliers.residual,
+            eps=self.config.rms_eps,
+        )
 
     def add(self, x_UD: torch.Tensor, y_UD: torch.Tensor) -> torch.Tensor:
         """The residual with a block's output added."""
-        multiplier = self.config.multipliers.residual
-        return x_UD + (y_UD if multiplier == 1 else y_UD * multiplier)
+        return add(x_UD, y_UD, self.config.multipliers.residual)
 
     def stack_experts(self, chosen: Sequence[torch.Tensor], num_rows: int) -> torch.Tensor:
         """[U, L, K]; without experts [num_rows, 0, 0]"""
@@ -179,7 +191,7 @@ class Model:
         return weights.head(rows_SD) if multiplier == 1 else weights.head(rows_SD) * multiplier
 
     def _norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x_TD, weight_D.shape, weight_D, self.config.rms_eps)
+        return rms_norm(x_TD, weight_D, self.config.rms_eps)
 
     def _check(self, weights: Weights, context: PathContext, description: Description) -> None:
         last = max(description.positions, default=0)

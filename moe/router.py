@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from . import kernels
 from .parts import Router
 
 WIDTH_MULTIPLE = 32
@@ -29,7 +30,36 @@ class Routing:
 def route(logits_TX: torch.Tensor, router: Router, bias_X: torch.Tensor | None = None) -> Routing:
     """The `top_k` best experts of the best groups, by score plus bias; weights are scores alone.
 
-    Scores are float32. DeepSeek-V3's router (https://arxiv.org/abs/2412.19437, section 2.1.2) has a
+    Scores are float32. Our own kernel does what has neither sigmoid nor bias nor groups; for all
+    else, and elsewhere, `route_in_torch` is taken.
+    """
+    plain = router.score == "softmax" and router.top_groups == router.num_groups and bias_X is None
+    if not plain or not kernels.usable(logits_TX.dtype, logits_TX.device):
+        return route_in_torch(logits_TX, router, bias_X)
+    num_rows, num_experts = logits_TX.shape
+    logits_TX = logits_TX.contiguous()
+    topk_TK = torch.empty((num_rows, router.top_k), dtype=torch.int64)
+    weight_TK = torch.empty((num_rows, router.top_k), dtype=torch.float32)
+    kernels.native.choose(
+        topk_TK.data_ptr(),
+        weight_TK.data_ptr(),
+        logits_TX.data_ptr(),
+        num_experts,
+        num_rows,
+        num_experts,
+        router.top_k,
+        router.normalise,
+        router.scale,
+    )
+    return Routing(topk_TK=topk_TK, weight_TK=weight_TK)
+
+
+def route_in_torch(
+    logits_TX: torch.Tensor, router: Router, bias_X: torch.Tensor | None = None
+) -> Routing:
+    """`route` for every router there is, operation by operation.
+
+    DeepSeek-V3's router (https://arxiv.org/abs/2412.19437, section 2.1.2) has a
     bias and groups, most have neither.
     """
     if router.score == "softmax":

@@ -140,7 +140,7 @@ def _layer(
     return LayerWeights(
         input_norm_D=loader.read(layer["input_norm"]),
         attention=loader.attention(layer),
-        o=Linear(loader.read(layer["o"])),
+        o=loader.output(layer),
         post_norm_D=loader.read(layer["post_norm"]),
         feed_forward=loader.feed_forward(index, layer, expert_ids),
     )

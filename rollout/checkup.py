@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from interlace.moe import kernels
+
 from .cache import cache_folder
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -134,12 +136,21 @@ def torch_build() -> Check:
 
 
 def bfloat16() -> Check:
-    """bfloat16 weights are multiplied by oneDNN, which needs AVX512 to do it well."""
-    if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return Check(name="bfloat16", status=Status.OK, found="multiplied by oneDNN or the GPU")
-    advice = "models run slowly in it; try --set model.dtype=float32"
+    """Who multiplies bfloat16 weights: the GPU, our own kernels, or oneDNN, which needs AVX512."""
+    if torch.cuda.is_available():
+        return Check(name="bfloat16", status=Status.OK, found="multiplied by the GPU")
+    if instructions := kernels.instructions():
+        found = f"multiplied by our own kernels ({instructions})"
+        return Check(name="bfloat16", status=Status.OK, found=found)
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        advice = "our own kernels are faster: install a C++ compiler, then this package again"
+        found = "multiplied by oneDNN"
+        return Check(name="bfloat16", status=Status.OK, found=found, advice=advice)
     return Check(
-        name="bfloat16", status=Status.WARN, found="oneDNN has no kernels here", advice=advice
+        name="bfloat16",
+        status=Status.WARN,
+        found="neither our own kernels nor oneDNN's run here",
+        advice="models run slowly in it; try --set model.dtype=float32",
     )
 
 

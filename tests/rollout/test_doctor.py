@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from interlace.comm.windows import Unshared
+from interlace.moe import kernels
 from interlace.moe.selftest import ExactnessReport
 from interlace.rollout import checkup, checkup_ranks
 from interlace.rollout.checkup import Check, Status, machine_checks
@@ -30,6 +31,16 @@ def test_this_machine_is_ready(look: Any) -> None:
     check = look()
     assert check.status is not Status.FAIL, check
     assert check.found
+
+
+def test_it_is_told_who_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup.torch.cuda, "is_available", lambda: False)
+    found = checkup.bfloat16().found
+    assert not kernels.instructions() or f"own kernels ({kernels.instructions()})" in found
+    monkeypatch.setattr(kernels, "native", None)
+    without = checkup.bfloat16()
+    assert "own kernels (" not in without.found
+    assert "C++ compiler" in without.advice or "float32" in without.advice
 
 
 def test_what_is_missing_is_told_with_the_next_step(

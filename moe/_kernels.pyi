@@ -1,0 +1,97 @@
+"""What `native/` is to Python: addresses and sizes in elements, explained in native/kernels.h."""
+
+from collections.abc import Sequence
+
+def instructions() -> str:
+    """The instructions that the kernels use; empty where this processor runs none."""
+
+def panel() -> int:
+    """Outputs that lie side by side in a packed weight."""
+
+def pack(
+    to: int,
+    weight: int,
+    outputs: int,
+    inputs: int,
+    output_stride: int,
+    input_stride: int,
+    /,
+) -> None: ...
+def multiply(
+    out: int,
+    out_stride: int,
+    x: int,
+    x_stride: int,
+    rows: int,
+    packed: int,
+    outputs: int,
+    inputs: int,
+    /,
+) -> None: ...
+def experts(
+    out: int,
+    x: int,
+    x_stride: int,
+    hidden: int,
+    width: int,
+    counts: Sequence[int],
+    matrices: Sequence[int],
+    /,
+) -> None: ...
+def norm(
+    out: int,
+    sum: int,
+    x: int,
+    x_stride: int,
+    y: int,
+    weight: int,
+    rows: int,
+    width: int,
+    eps: float,
+    factor: float,
+    /,
+) -> None: ...
+def choose(
+    ids: int,
+    weights: int,
+    logits: int,
+    logits_stride: int,
+    rows: int,
+    experts: int,
+    top_k: int,
+    normalise: int,
+    scale: float,
+    /,
+) -> None: ...
+def mix(out: int, outputs: int, weights: int, rows: int, top_k: int, width: int, /) -> None: ...
+def turn_heads(
+    queries: int,
+    qkv: int,
+    qkv_stride: int,
+    norm: int,
+    cos: int,
+    sin: int,
+    slots: int,
+    pages: int,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    eps: float,
+    /,
+) -> None: ...
+def attend(
+    out: int,
+    queries: int,
+    pages: int,
+    tables: int,
+    tables_stride: int,
+    starts: int,
+    positions: int,
+    sequences: int,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    scale: float,
+    /,
+) -> None: ...

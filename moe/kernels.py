@@ -1,0 +1,165 @@
+"""Our own bfloat16 kernels for CPUs: where they can be used, and weights in their order.
+
+They are C++ (`native/`), built where there is a compiler and used where the processor has AVX2 or
+AVX-512 with bfloat16. What they do, torch does elsewhere: each caller has both, side by side. The
+sums of a row have a fixed order, so equal rows give equal bits whatever else is in the batch.
+
+Shapes: T rows, K inputs, N outputs, R rows sorted by expert, D hidden, I width of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .arena import Arena
+
+try:
+    from . import _kernels
+except ImportError:  # there was no compiler
+    _kernels = None  # type: ignore[assignment]
+
+native = _kernels
+"""The extension; None where it was not built."""
+
+UNIT = 16
+"""Widths of what kernels read and write row by row are multiples of this."""
+
+
+def instructions() -> str:
+    """The instructions our kernels use here; empty where torch does their work."""
+    return "" if native is None else native.instructions()
+
+
+def usable(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are kernels for such tensors."""
+    return dtype == torch.bfloat16 and device.type == "cpu" and instructions() != ""
+
+
+def can_read(*rows: torch.Tensor) -> bool:
+    """Whether the kernels for single rows can read these, once they are contiguous.
+
+    It is a matter of type and width alone: how rows happen to lie must not change their bits.
+    """
+    return all(usable(x.dtype, x.device) and x.shape[-1] % UNIT == 0 for x in rows)
+
+
+class PackedWeight:
+    """A weight in the order in which products read it; the original is not kept."""
+
+    __slots__ = ("_memory", "address", "num_inputs", "num_outputs")
+
+    def __init__(self, weight_NK: torch.Tensor, arena: Arena | None = None) -> None:
+        """Copies the weight. `can_pack` says of which weights there is such a copy."""
+        self.num_outputs, self.num_inputs = weight_NK.shape
+        padded = -(-self.num_outputs // UNIT) * UNIT
+        self._memory = (arena or Arena()).take(2 * padded * self.num_inputs)
+        self.address = self._memory.data_ptr()
+        native.pack(
+            self.address,
+            weight_NK.data_ptr(),
+            self.num_outputs,
+            self.num_inputs,
+            weight_NK.stride(0),
+            weight_NK.stride(1),
+        )
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """[T, N] products, summed in float32 and rounded once."""
+        if x_TK.dtype != torch.bfloat16 or x_TK.shape[1] != self.num_inputs:
+            raise ValueError(
+                f"rows of {x_TK.shape[1]} {x_TK.dtype}, but the weight has {self.num_inputs} "
+                f"inputs in {torch.bfloat16}"
+            )
+        x_TK = _dense(x_TK)
+        out_TN = x_TK.new_empty((x_TK.shape[0], self.num_outputs))
+        self.multiply(x_TK, out_TN)
+        return out_TN
+
+    def multiply(self, x_TK: torch.Tensor, out_TN: torch.Tensor) -> None:
+        """The same into rows that are there; in both, a row's elements lie side by side."""
+        native.multiply(
+            out_TN.data_ptr(),
+            out_TN.stride(0),
+            x_TK.data_ptr(),
+            x_TK.stride(0),
+            x_TK.shape[0],
+            self.address,
+            self.num_outputs,
+            self.num_inputs,
+        )
+
+
+def can_pack(weight_NK: torch.Tensor) -> bool:
+    """Whether the kernels multiply with this weight: inputs are read in pairs."""
+    return usable(weight_NK.dtype, weight_NK.device) and weight_NK.shape[1] % 2 == 0
+
+
+class PackedExpert:
+    """A gated MLP's three matrices, the first two interleaved so that a tile has both."""
+
+    __slots__ = ("_down", "_gate_up", "addresses", "hidden", "width")
+
+    def __init__(
+        self,
+        *,
+        gate_ID: torch.Tensor,
+        up_ID: torch.Tensor,
+        down_DI: torch.Tensor,
+        arena: Arena | None = None,
+    ) -> None:
+        """The width must be a multiple of 32."""
+        self.width, self.hidden = gate_ID.shape
+        half = native.panel() // 2
+        both = [weight.unflatten(0, (-1, half)) for weight in (gate_ID, up_ID)]
+        self._gate_up = PackedWeight(torch.cat(both, dim=1).flatten(0, 1), arena)
+        self._down = PackedWeight(down_DI, arena)
+        self.addresses = (self._gate_up.address, self._down.address)
+
+
+class PackedHeads:
+    """A weight for each head."""
+
+    __slots__ = ("_heads",)
+
+    def __init__(self, weight_HNK: torch.Tensor) -> None:
+        self._heads = [PackedWeight(weight_NK) for weight_NK in weight_HNK]
+
+    def __call__(self, x_THK: torch.Tensor) -> torch.Tensor:
+        """[T, H, N]"""
+        x_THK = _dense(x_THK)
+        num_outputs = self._heads[0].num_outputs
+        out_THN = x_THK.new_empty((*x_THK.shape[:2], num_outputs))
+        for head, weight in enumerate(self._heads):
+            weight.multiply(x_THK[:, head], out_THN[:, head])
+        return out_THN
+
+
+def apply_packed_experts(
+    experts: Sequence[PackedExpert], x_RD: torch.Tensor, counts_X: Sequence[int]
+) -> torch.Tensor:
+    """[R, D] each row's expert applied to it; rows are sorted by expert. All in one call."""
+    num_rows, width = x_RD.shape
+    if sum(counts_X) != num_rows or x_RD.dtype != torch.bfloat16 or width != experts[0].hidden:
+        raise ValueError(
+            f"{num_rows} rows of {width} {x_RD.dtype}, but the experts get {sum(counts_X)} rows of "
+            f"{experts[0].hidden} in {torch.bfloat16}"
+        )
+    x_RD = _dense(x_RD)
+    out_RD = x_RD.new_empty(x_RD.shape)
+    native.experts(
+        out_RD.data_ptr(),
+        x_RD.data_ptr(),
+        x_RD.stride(0),
+        experts[0].hidden,
+        experts[0].width,
+        counts_X,
+        [address for expert in experts for address in expert.addresses],
+    )
+    return out_RD
+
+
+def _dense(rows: torch.Tensor) -> torch.Tensor:
+    """Rows whose elements lie side by side; the rows themselves may lie anywhere."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()

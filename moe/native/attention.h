@@ -1,0 +1,154 @@
+// Attention over pages of 64 positions that lie at absolute places.
+//
+// A key page is a packed weight of 64 outputs, a value page one of 64 inputs, so scores and mixed
+// values are products of tiles. A row meets its pages in ascending order and keeps a running
+// maximum, total and mix (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867). Which
+// rows share a tile decides nothing: each has sums of its own, over its own pages only.
+
+constexpr int64_t TILE_ROWS = 8 * MAX_ROWS;  // query rows that read a page together
+
+// The running softmax of the rows of one tile, (token, head) pairs of one key/value head.
+struct Rows {
+  const Staged *queries;  // [rows, width]
+  float *mixed;           // [rows, width]
+  float *highest, *total;
+  const int64_t *positions;
+};
+
+inline void prefetch(const bf16 *page, int64_t elements) {
+  const int64_t line = 64 / static_cast<int64_t>(sizeof *page);
+  for (int64_t at = 0; at < elements; at += line) _mm_prefetch(page + at, _MM_HINT_T1);
+}
+
+// Lets rows [first, first + count) meet one page; `seen[i]` of its positions are for row i.
+inline void meet(const Rows &rows, int64_t first, int64_t count, const int64_t *seen,
+                 const bf16 *keys, int64_t width, float scale) {
+  alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT], scores[MAX_ROWS * BLOCK];
+  alignas(64) Staged weights[MAX_ROWS * BLOCK];
+  alignas(64) float fading[UNIT];
+  const bf16 *values = keys + BLOCK * width;
+  const Staged *queries = rows.queries + first * width;
+  const int64_t most = seen[count - 1];
+  const int64_t needed = (most + PANEL - 1) / PANEL * PANEL / UNIT;
+  for (int64_t unit = 0; unit < needed;) {
+    const int64_t now = lesser(units_at_once(count), needed - unit);
+    tile_of(count, now)(queries, width, keys + unit * UNIT * width, UNIT * width, width / 2, sums);
+    for (int64_t row = 0; row < count; row++) {
+      for (int64_t at = 0; at < now * UNIT; at += UNIT) {
+        store(scores + row * BLOCK + unit * UNIT + at,
+              mul(load(sums + row * MAX_UNITS * UNIT + at), all(scale * LOG2_E)));
+      }
+    }
+    unit += now;
+  }
+  for (int64_t row = 0; row < UNIT; row++) fading[row] = 0.0f;
+  for (int64_t row = 0; row < count; row++) {
+    Vec highest = all(rows.highest[first + row]);
+    for (int64_t at = 0; at < seen[row]; at += UNIT) {
+      const Vec score = load(scores + row * BLOCK + at);
+      highest = larger(highest, first_lanes(score, seen[row] - at, -INFINITY));
+    }
+    const float now = largest(highest);
+    fading[row] = rows.highest[first + row] - now;
+    rows.highest[first + row] = now;
+  }
+  store(fading, exp2_of(load(fading)));
+  for (int64_t row = 0; row < count; row++) {
+    const Vec highest = all(rows.highest[first + row]);
+    Vec total = all(0.0f);
+    for (int64_t at = 0; at < BLOCK; at += UNIT) {
+      Vec weight = all(0.0f);
+      if (at < seen[row]) {
+        weight = exp2_of(sub(load(scores + row * BLOCK + at), highest));
+        weight = first_lanes(weight, seen[row] - at, 0.0f);
+      }
+      total = add(total, stage(weights + row * BLOCK + at, weight));
+    }
+    float &kept = rows.total[first + row];
+    kept = kept * fading[row] + sum(total);
+  }
+  const int64_t units = width / UNIT;
+  for (int64_t unit = 0; unit < units;) {
+    const int64_t now = lesser(units_at_once(count), units - unit);
+    tile_of(count, now)(weights, BLOCK, values + unit * UNIT * BLOCK, UNIT * BLOCK, (most + 1) / 2,
+                        sums);
+    for (int64_t row = 0; row < count; row++) {
+      float *mixed = rows.mixed + (first + row) * width + unit * UNIT;
+      for (int64_t at = 0; at < now * UNIT; at += UNIT) {
+        store(mixed + at, fused(load(mixed + at), all(fading[row]),
+                                load(sums + row * MAX_UNITS * UNIT + at)));
+      }
+    }
+    unit += now;
+  }
+}
+
+// The pages of one sequence and one key/value head.
+struct Pages {
+  const Attention &a;
+  const int64_t *table;
+  int64_t group;
+  const bf16 *at(int64_t block) const {
+    return a.pages + (table[block] * a.kv_heads + group) * 2 * BLOCK * a.width;
+  }
+};
+
+inline void attend_tile(const Attention &a, const Rows &rows, int64_t count, const Pages &pages) {
+  const int64_t last = rows.positions[count - 1] / BLOCK;
+  int64_t first = 0;
+  for (int64_t block = 0; block <= last; block++) {
+    while (rows.positions[first] < block * BLOCK) first++;
+    const bf16 *keys = pages.at(block);
+    if (count <= MAX_ROWS && block < last) prefetch(pages.at(block + 1), 2 * BLOCK * a.width);
+    for (int64_t row = first; row < count; row += MAX_ROWS) {
+      const int64_t now = lesser(MAX_ROWS, count - row);
+      int64_t seen[MAX_ROWS];
+      for (int64_t nth = 0; nth < now; nth++) {
+        seen[nth] = lesser(BLOCK, rows.positions[row + nth] - block * BLOCK + 1);
+      }
+      meet(rows, row, now, seen, keys, a.width, a.scale);
+    }
+  }
+}
+
+bool attend(const Attention &a) {
+  const int64_t members = a.heads / a.kv_heads;
+  const int64_t most_tokens = greater(1, TILE_ROWS / members);
+  const int64_t most = most_tokens * members;
+  Scratch<float> floats(most * (a.width + 2));
+  Scratch<bf16> gathered(most * a.width);
+  Scratch<Staged> staged(staged_size(most, a.width));
+  Scratch<int64_t> positions(most);
+  if (!floats.good() || !gathered.good() || !staged.good() || !positions.good()) return false;
+  float *mixed = floats.get(), *highest = mixed + most * a.width, *total = highest + most;
+  const int64_t token_size = a.heads * a.width, group_size = members * a.width;
+  for (int64_t sequence = 0; sequence < a.sequences; sequence++) {
+    const int64_t end = a.starts[sequence + 1];
+    for (int64_t token = a.starts[sequence]; token < end; token += most_tokens) {
+      const int64_t tokens = lesser(most_tokens, end - token), count = tokens * members;
+      for (int64_t row = 0; row < count; row++) {
+        positions.get()[row] = a.positions[token + row / members];
+      }
+      for (int64_t group = 0; group < a.kv_heads; group++) {
+        const int64_t at = token * token_size + group * group_size;
+        for (int64_t nth = 0; nth < tokens; nth++) {
+          std::memcpy(gathered.get() + nth * group_size, a.queries + at + nth * token_size,
+                      static_cast<size_t>(group_size) * sizeof(bf16));
+        }
+        const Staged *queries = stage(staged.get(), gathered.get(), a.width, count, a.width);
+        for (int64_t nth = 0; nth < count * a.width; nth++) mixed[nth] = 0.0f;
+        for (int64_t row = 0; row < count; row++) highest[row] = -INFINITY, total[row] = 0.0f;
+        const Rows rows = {queries, mixed, highest, total, positions.get()};
+        attend_tile(a, rows, count, {a, a.tables + sequence * a.tables_stride, group});
+        for (int64_t row = 0; row < count; row++) {
+          bf16 *out = a.out + at + row / members * token_size + row % members * a.width;
+          const Vec share = all(1.0f / total[row]);
+          for (int64_t nth = 0; nth < a.width; nth += UNIT) {
+            narrow(out + nth, mul(load(mixed + row * a.width + nth), share));
+          }
+        }
+      }
+    }
+  }
+  return true;
+}

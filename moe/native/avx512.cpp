@@ -1,0 +1,41 @@
+// The kernels with AVX-512 and its bfloat16 instructions.
+
+#include "common.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+// To the end of the file: templates take the target of the place where they are made.
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+
+namespace interlace {
+namespace {
+
+#include "scratch.h"
+#include "vectors_avx512.h"
+//
+#include "product.h"
+//
+#include "attention.h"
+#include "rows.h"
+
+constexpr Kernels TABLE = {
+    "AVX-512 BF16", PANEL, pack, multiply, experts, norm, choose, mix, turn_heads, attend,
+};
+
+}  // namespace
+
+const Kernels *avx512_kernels() { return &TABLE; }
+
+}  // namespace interlace
+
+#else
+
+namespace interlace {
+
+const Kernels *avx512_kernels() { return nullptr; }
+
+}  // namespace interlace
+
+#endif

@@ -1,0 +1,282 @@
+// interlace.moe._kernels: the best kernels this processor runs, over addresses of tensors.
+//
+// Nothing is checked here but the number of arguments: shapes and types are kernels.py's business.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "kernels.h"
+
+namespace {
+
+using interlace::bf16;
+
+const interlace::Kernels *best() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512bf16");
+  if (avx2 && avx512) return interlace::avx512_kernels();
+  if (avx2) return interlace::avx2_kernels();
+#endif
+  return nullptr;
+}
+
+// The arguments of one call, taken in order: addresses and sizes, or floats.
+class Arguments {
+ public:
+  Arguments(PyObject *const *args, Py_ssize_t found, Py_ssize_t wanted) : args_(args) {
+    if (found == wanted) return;
+    PyErr_Format(PyExc_TypeError, "%zd arguments given, %zd wanted", found, wanted);
+    good_ = false;
+  }
+  bool good() const { return good_; }
+  int64_t size() { return good_ ? checked<int64_t>(PyLong_AsLongLong(*args_++), -1) : 0; }
+  float real() {
+    return good_ ? static_cast<float>(checked<double>(PyFloat_AsDouble(*args_++), -1.0)) : 0.0f;
+  }
+  template <class T>
+  T *at() {
+    return reinterpret_cast<T *>(static_cast<intptr_t>(size()));
+  }
+  PyObject *object() { return *args_++; }
+
+ private:
+  template <class T>
+  T checked(T value, T error) {
+    if (value == error && PyErr_Occurred()) good_ = false;
+    return value;
+  }
+  PyObject *const *args_;
+  bool good_ = true;
+};
+
+const interlace::Kernels *kernels_of(PyObject *module) {
+  auto *kernels = *static_cast<const interlace::Kernels **>(PyModule_GetState(module));
+  if (kernels == nullptr) PyErr_SetString(PyExc_RuntimeError, "this processor runs no kernels");
+  return kernels;
+}
+
+PyObject *done(bool good) {
+  if (!good) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
+// Runs a kernel while other threads may run Python.
+template <class Job>
+PyObject *run(bool (*kernel)(const Job &), const Job &job) {
+  bool good;
+  Py_BEGIN_ALLOW_THREADS;
+  good = kernel(job);
+  Py_END_ALLOW_THREADS;
+  return done(good);
+}
+
+#define METHOD(name)                                                                     \
+  PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+#define BEGIN(wanted)                                                                    \
+  const interlace::Kernels *kernels = kernels_of(module);                                \
+  if (kernels == nullptr) return nullptr;                                                \
+  Arguments next(args, nargs, wanted)
+
+METHOD(pack) {
+  BEGIN(6);
+  bf16 *to = next.at<bf16>();
+  const bf16 *from = next.at<const bf16>();
+  int64_t sizes[4];
+  for (int64_t &size : sizes) size = next.size();
+  if (!next.good()) return nullptr;
+  kernels->pack(to, from, sizes[0], sizes[1], sizes[2], sizes[3]);
+  Py_RETURN_NONE;
+}
+
+METHOD(multiply) {
+  BEGIN(8);
+  interlace::Product p;
+  p.out = next.at<bf16>();
+  p.out_stride = next.size();
+  p.x = next.at<const bf16>();
+  p.x_stride = next.size();
+  p.rows = next.size();
+  p.packed = next.at<const bf16>();
+  p.outputs = next.size();
+  p.inputs = next.size();
+  return next.good() ? run(kernels->multiply, p) : nullptr;
+}
+
+// The items of a sequence of integers; null with an error set. To be freed with PyMem_Free.
+int64_t *integers(PyObject *sequence, Py_ssize_t *size) {
+  PyObject *fast = PySequence_Fast(sequence, "counts and matrices must be sequences");
+  if (fast == nullptr) return nullptr;
+  *size = PySequence_Fast_GET_SIZE(fast);
+  auto *items = static_cast<int64_t *>(PyMem_Malloc((*size + 1) * sizeof(int64_t)));
+  if (items == nullptr) PyErr_NoMemory();
+  for (Py_ssize_t nth = 0; items != nullptr && nth < *size; nth++) {
+    items[nth] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, nth));
+    if (items[nth] == -1 && PyErr_Occurred()) {
+      PyMem_Free(items);
+      items = nullptr;
+    }
+  }
+  Py_DECREF(fast);
+  return items;
+}
+
+METHOD(experts) {
+  BEGIN(7);
+  interlace::ExpertPass p;
+  p.out = next.at<bf16>();
+  p.x = next.at<const bf16>();
+  p.x_stride = next.size();
+  p.hidden = next.size();
+  p.width = next.size();
+  if (!next.good()) return nullptr;
+  Py_ssize_t num_counts = 0, num_matrices = 0;
+  int64_t *counts = integers(next.object(), &num_counts);
+  int64_t *matrices = counts == nullptr ? nullptr : integers(next.object(), &num_matrices);
+  PyObject *result = nullptr;
+  if (matrices != nullptr && num_matrices != 2 * num_counts) {
+    PyErr_Format(PyExc_ValueError, "%zd counts for %zd matrices: each expert has two", num_counts,
+                 num_matrices);
+  } else if (matrices != nullptr) {
+    p.experts = num_counts;
+    p.counts = counts;
+    static_assert(sizeof(bf16 *) == sizeof(int64_t), "addresses are 64 bits wide");
+    p.matrices = reinterpret_cast<const bf16 *const *>(matrices);
+    result = run(kernels->experts, p);
+  }
+  PyMem_Free(matrices);
+  PyMem_Free(counts);
+  return result;
+}
+
+METHOD(norm) {
+  BEGIN(10);
+  interlace::Norm n;
+  n.out = next.at<bf16>();
+  n.sum = next.at<bf16>();
+  n.x = next.at<const bf16>();
+  n.x_stride = next.size();
+  n.y = next.at<const bf16>();
+  n.weight = next.at<const bf16>();
+  n.rows = next.size();
+  n.width = next.size();
+  n.eps = next.real();
+  n.factor = next.real();
+  if (!next.good()) return nullptr;
+  kernels->norm(n);
+  Py_RETURN_NONE;
+}
+
+METHOD(choose) {
+  BEGIN(9);
+  interlace::Choice c;
+  c.ids = next.at<int64_t>();
+  c.weights = next.at<float>();
+  c.logits = next.at<const bf16>();
+  c.logits_stride = next.size();
+  c.rows = next.size();
+  c.experts = next.size();
+  c.top_k = next.size();
+  c.normalise = next.size() != 0;
+  c.scale = next.real();
+  return next.good() ? done(kernels->choose(c)) : nullptr;
+}
+
+METHOD(mix) {
+  BEGIN(6);
+  interlace::Mix m;
+  m.out = next.at<bf16>();
+  m.outputs = next.at<const bf16>();
+  m.weights = next.at<const float>();
+  m.rows = next.size();
+  m.top_k = next.size();
+  m.width = next.size();
+  if (!next.good()) return nullptr;
+  kernels->mix(m);
+  Py_RETURN_NONE;
+}
+
+METHOD(turn_heads) {
+  BEGIN(13);
+  interlace::Heads h;
+  h.queries = next.at<bf16>();
+  h.qkv = next.at<const bf16>();
+  h.qkv_stride = next.size();
+  h.norm = next.at<const bf16>();
+  h.cos = next.at<const float>();
+  h.sin = next.at<const float>();
+  h.slots = next.at<const int64_t>();
+  h.pages = next.at<bf16>();
+  h.rows = next.size();
+  h.heads = next.size();
+  h.kv_heads = next.size();
+  h.width = next.size();
+  h.eps = next.real();
+  return next.good() ? done(kernels->turn_heads(h)) : nullptr;
+}
+
+METHOD(attend) {
+  BEGIN(12);
+  interlace::Attention a;
+  a.out = next.at<bf16>();
+  a.queries = next.at<const bf16>();
+  a.pages = next.at<const bf16>();
+  a.tables = next.at<const int64_t>();
+  a.tables_stride = next.size();
+  a.starts = next.at<const int64_t>();
+  a.positions = next.at<const int64_t>();
+  a.sequences = next.size();
+  a.heads = next.size();
+  a.kv_heads = next.size();
+  a.width = next.size();
+  a.scale = next.real();
+  return next.good() ? run(kernels->attend, a) : nullptr;
+}
+
+PyObject *instructions(PyObject *module, PyObject *) {
+  auto *kernels = *static_cast<const interlace::Kernels **>(PyModule_GetState(module));
+  return PyUnicode_FromString(kernels == nullptr ? "" : kernels->name);
+}
+
+PyObject *panel(PyObject *module, PyObject *) {
+  const interlace::Kernels *kernels = kernels_of(module);
+  return kernels == nullptr ? nullptr : PyLong_FromLongLong(kernels->panel);
+}
+
+#define FAST(method) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(method))
+
+PyMethodDef methods[] = {
+    {"instructions", instructions, METH_NOARGS, nullptr},
+    {"panel", panel, METH_NOARGS, nullptr},
+    {"pack", FAST(pack), METH_FASTCALL, nullptr},
+    {"multiply", FAST(multiply), METH_FASTCALL, nullptr},
+    {"experts", FAST(experts), METH_FASTCALL, nullptr},
+    {"norm", FAST(norm), METH_FASTCALL, nullptr},
+    {"choose", FAST(choose), METH_FASTCALL, nullptr},
+    {"mix", FAST(mix), METH_FASTCALL, nullptr},
+    {"turn_heads", FAST(turn_heads), METH_FASTCALL, nullptr},
+    {"attend", FAST(attend), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+int prepare(PyObject *module) {
+  *static_cast<const interlace::Kernels **>(PyModule_GetState(module)) = best();
+  return 0;
+}
+
+PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, reinterpret_cast<void *>(prepare)},
+    {0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "interlace.moe._kernels", nullptr, sizeof(interlace::Kernels *), methods,
+    slots, nullptr, nullptr, nullptr,
+};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__kernels() { return PyModuleDef_Init(&definition); }

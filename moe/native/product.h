@@ -1,0 +1,130 @@
+// Packed weights, and products with them.
+
+inline int64_t padded(int64_t outputs) { return (outputs + UNIT - 1) / UNIT * UNIT; }
+
+// Where output `n`'s input `k` lies. Panels of up to PANEL outputs follow one another; in a panel
+// pairs of inputs follow one another, each of all its outputs: [inputs / 2, outputs, 2].
+inline int64_t place(int64_t n, int64_t k, int64_t outputs, int64_t inputs) {
+  const int64_t first = n / PANEL * PANEL;
+  const int64_t wide = lesser(PANEL, outputs - first);
+  return first * inputs + k / 2 * wide * 2 + (n - first) * 2 + k % 2;
+}
+
+void pack(bf16 *to, const bf16 *from, int64_t outputs, int64_t inputs, int64_t output_stride,
+          int64_t input_stride) {
+  for (int64_t first = 0; first < padded(outputs); first += PANEL) {
+    const int64_t wide = lesser(PANEL, padded(outputs) - first);
+    bf16 *panel = to + first * inputs;
+    for (int64_t n = 0; n < wide; n++) {
+      const bf16 *row = from + (first + n) * output_stride;
+      for (int64_t k = 0; k < inputs; k++) {
+        panel[k / 2 * wide * 2 + n * 2 + k % 2] =
+            first + n < outputs ? row[k * input_stride] : bf16{0};
+      }
+    }
+  }
+}
+
+// Rows whose staged form stays in the second-level cache while all columns pass by.
+inline int64_t rows_of_block(int64_t inputs) {
+  const int64_t fitting = BLOCK_BYTES / static_cast<int64_t>(sizeof(Staged)) / inputs;
+  return greater(4 * MAX_ROWS, lesser(64 * MAX_ROWS, fitting / MAX_ROWS * MAX_ROWS));
+}
+
+// How many of the rows that are left a tile takes. Tiles of 4 are avoided: they have too few sums
+// to keep two multipliers busy, and too many to take two units at once.
+inline int64_t height_of_tile(int64_t left) {
+  if (left == 4) return 3;
+  if (left == 8 || left == 10) return 5;
+  return lesser(left, MAX_ROWS);
+}
+
+// Calls finish(row, rows, unit, units, sums) for every tile of the product; row `i` of its sums
+// begins at `sums + i * MAX_UNITS * UNIT`. All rows meet MAX_UNITS units before the next ones.
+template <class Finish>
+inline void multiply_staged(const Staged *x, int64_t stride, int64_t rows, const bf16 *packed,
+                            int64_t outputs, int64_t inputs, const Finish &finish) {
+  alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT];
+  const int64_t units = padded(outputs) / UNIT;
+  for (int64_t group = 0; group < units; group += MAX_UNITS) {
+    const int64_t end = lesser(group + MAX_UNITS, units);
+    for (int64_t row = 0; row < rows;) {
+      const int64_t high = height_of_tile(rows - row);
+      for (int64_t unit = group; unit < end;) {
+        const int64_t now = lesser(units_at_once(high), end - unit);
+        tile_of(high, now)(x + row * stride, stride, packed + unit * UNIT * inputs, UNIT * inputs,
+                           inputs / 2, sums);
+        finish(row, high, unit, now, sums);
+        unit += now;
+      }
+      row += high;
+    }
+  }
+}
+
+inline void put(bf16 *to, const float *sums, int64_t columns) {
+  int64_t at = 0;
+  for (; at + UNIT <= columns; at += UNIT) narrow(to + at, load(sums + at));
+  if (at < columns) {
+    bf16 rest[UNIT];
+    narrow(rest, load(sums + at));
+    std::memcpy(to + at, rest, static_cast<size_t>(columns - at) * sizeof *rest);
+  }
+}
+
+// Puts the sums of a product where they belong.
+inline auto into(bf16 *out, int64_t stride, int64_t outputs) {
+  return [=](int64_t row, int64_t rows, int64_t unit, int64_t units, const float *sums) {
+    const int64_t columns = lesser(units * UNIT, outputs - unit * UNIT);
+    for (int64_t nth = 0; nth < rows; nth++) {
+      put(out + (row + nth) * stride + unit * UNIT, sums + nth * MAX_UNITS * UNIT, columns);
+    }
+  };
+}
+
+bool multiply(const Product &p) {
+  const int64_t most = lesser(rows_of_block(p.inputs), p.rows);
+  Scratch<Staged> scratch(staged_size(most, p.inputs));
+  if (!scratch.good()) return false;
+  const int64_t stride = staged_stride(p.inputs, p.x_stride);
+  for (int64_t row = 0; row < p.rows; row += most) {
+    const int64_t rows = lesser(most, p.rows - row);
+    const Staged *x =
+        stage(scratch.get(), p.x + row * p.x_stride, p.x_stride, rows, p.inputs);
+    multiply_staged(x, stride, rows, p.packed, p.outputs, p.inputs,
+                    into(p.out + row * p.out_stride, p.out_stride, p.outputs));
+  }
+  return true;
+}
+
+bool experts(const ExpertPass &p) {
+  const int64_t most = lesser(rows_of_block(p.hidden), rows_of_block(p.width));
+  Scratch<Staged> staged(staged_size(most, greater(p.hidden, p.width)));
+  Scratch<bf16> inner(most * p.width);
+  if (!staged.good() || !inner.good()) return false;
+  bf16 *gated = inner.get();
+  const int64_t x_stride = staged_stride(p.hidden, p.x_stride);
+  const int64_t inner_stride = staged_stride(p.width, p.width);
+  int64_t row = 0;
+  for (int64_t expert = 0; expert < p.experts; expert++) {
+    const bf16 *gate_up = p.matrices[2 * expert], *down = p.matrices[2 * expert + 1];
+    for (const int64_t end = row + p.counts[expert]; row < end;) {
+      const int64_t rows = lesser(most, end - row);
+      const Staged *x =
+          stage(staged.get(), p.x + row * p.x_stride, p.x_stride, rows, p.hidden);
+      multiply_staged(x, x_stride, rows, gate_up, 2 * p.width, p.hidden,
+                      [&](int64_t first, int64_t high, int64_t unit, int64_t units,
+                          const float *sums) {
+                        for (int64_t nth = 0; nth < high; nth++) {
+                          gate(gated + (first + nth) * p.width + unit * UNIT / 2,
+                               sums + nth * MAX_UNITS * UNIT, units);
+                        }
+                      });
+      const Staged *h = stage(staged.get(), gated, p.width, rows, p.width);
+      multiply_staged(h, inner_stride, rows, down, p.hidden, p.width,
+                      into(p.out + row * p.hidden, p.hidden, p.hidden));
+      row += rows;
+    }
+  }
+  return true;
+}

@@ -1,0 +1,20 @@
+// Small things every kernel needs; not from the standard library (see common.h).
+
+inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// Memory of one call, on a cache line's boundary.
+template <class T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t count)
+      : memory_(std::aligned_alloc(64, (static_cast<size_t>(count) * sizeof(T) + 64) / 64 * 64)) {}
+  ~Scratch() { std::free(memory_); }
+  Scratch(const Scratch &) = delete;
+  Scratch &operator=(const Scratch &) = delete;
+  bool good() const { return memory_ != nullptr; }
+  T *get() const { return static_cast<T *>(memory_); }
+
+ private:
+  void *memory_;
+};

@@ -1,0 +1,31 @@
+"""Memory in huge pages."""
+
+from __future__ import annotations
+
+from interlace.moe.arena import HUGE_PAGE, LINE, Arena
+
+
+def test_pieces_are_zero_apart_and_on_lines() -> None:
+    arena = Arena(3 * HUGE_PAGE)
+    sizes = [100, HUGE_PAGE, 1, 2 * HUGE_PAGE, 5 * HUGE_PAGE, 64]
+    pieces = [arena.take(size) for size in sizes]
+    for number, piece in enumerate(pieces):
+        assert len(piece) == sizes[number]
+        assert piece.data_ptr() % LINE == 0
+        assert not piece.any()
+        piece.fill_(number + 1)
+    for number, piece in enumerate(pieces):
+        assert (piece == number + 1).all()
+
+
+def test_pieces_of_a_chunk_follow_one_another_and_a_chunk_begins_at_a_huge_page() -> None:
+    arena = Arena(2 * HUGE_PAGE)
+    first, second = arena.take(65), arena.take(10)
+    assert first.data_ptr() % HUGE_PAGE == 0
+    assert second.data_ptr() == first.data_ptr() + 2 * LINE
+
+
+def test_a_piece_outlives_its_arena() -> None:
+    piece = Arena().take(HUGE_PAGE)
+    piece.fill_(7)
+    assert bool((piece == 7).all())
