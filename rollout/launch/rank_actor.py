@@ -72,7 +72,7 @@ class RankActor:
 
     def post_weights(self, command: NDArray[np.uint8]) -> None:
         """One encoded command about weights; large ones stay in the memory they came in."""
-        self._inbox.put(decode_command(memoryview(command)))
+        self._inbox.put(decode_command(command.data))
 
     def take(self, max_wait_s: float) -> list[bytes]:
         """All encoded events since the last call; waits at most so long for the first one."""

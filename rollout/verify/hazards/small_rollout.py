@@ -28,13 +28,13 @@ from interlace.rollout.group import Follower, Leader, Part
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.launch.local import LocalTransport
 from interlace.rollout.launch.transport import Groups, Transport
-from interlace.rollout.messages import Abort, Command, Event, Stop, TurnRequest, TurnResult
+from interlace.rollout.messages import Abort, Event, LeaderCommand, Stop, TurnRequest, TurnResult
 from interlace.rollout.scheduler import Scheduler
 
 from .hazard import WrongDataError
 from .small_model import BLOCK_SIZE, EXPERT_SHAPE, SmallModel, expected, stub_result
 
-Script = Mapping[int, Sequence[tuple[int, Command]]]
+Script = Mapping[int, Sequence[tuple[int, LeaderCommand]]]
 """By leader: (step, what arrives in it), in order of steps. `Stop` is added behind the last."""
 
 
@@ -56,13 +56,13 @@ def turn(
 class _ScriptedInbox(Inbox):
     """Drained once a step, so the number of drainings is the step."""
 
-    def __init__(self, script: Sequence[tuple[int, Command]]) -> None:
+    def __init__(self, script: Sequence[tuple[int, LeaderCommand]]) -> None:
         super().__init__()
         last = max((step for step, _ in script), default=0)
         self._script = [*script, (last, Stop())]
         self._step = 0
 
-    def drain(self) -> list[Command]:
+    def drain(self) -> list[LeaderCommand]:
         now = [command for step, command in self._script if step == self._step]
         self._step += 1
         return now
@@ -108,7 +108,7 @@ class SmallRank:
 def compose_small(
     transport: Transport,
     size: Size,
-    script: Sequence[tuple[int, Command]],
+    script: Sequence[tuple[int, LeaderCommand]],
     *,
     model: type[SmallModel] = SmallModel,
     emit: Callable[[Event], None] | None = None,
@@ -177,7 +177,7 @@ def _part(
     transport: Transport,
     size: Size,
     paths: Mapping[str, Path],
-    script: Sequence[tuple[int, Command]],
+    script: Sequence[tuple[int, LeaderCommand]],
     emit: Callable[[Event], None],
     timeout_s: float,
 ) -> Part:
@@ -248,7 +248,7 @@ def run_small(
 
 
 def check_tokens(
-    size: Size, script: Sequence[tuple[int, Command]], results: Mapping[int, TurnResult]
+    size: Size, script: Sequence[tuple[int, LeaderCommand]], results: Mapping[int, TurnResult]
 ) -> None:
     """WrongDataError unless every turn of the script ended with its tokens; an aborted one with
     the first of them."""

@@ -22,7 +22,7 @@ from interlace.comm.watchdog import Watchdog
 from interlace.rollout.config import Launch
 from interlace.rollout.launch.processes import ProcessTransport
 from interlace.rollout.launch.transport import AMPLE, Groups
-from interlace.rollout.messages import Command
+from interlace.rollout.messages import LeaderCommand
 from interlace.rollout.verify.hazards.hazard import WrongDataError
 from interlace.rollout.verify.hazards.small_model import SmallModel
 from interlace.rollout.verify.hazards.small_rollout import Size, check_tokens, compose_small, turn
@@ -237,7 +237,7 @@ def _sequencer(arm: Arm, injector: Injector) -> type[Sequencer]:
     return type("Injected", kinds, {"injector": injector})
 
 
-def _script(rank: int) -> Sequence[tuple[int, Command]]:
+def _script(rank: int) -> Sequence[tuple[int, LeaderCommand]]:
     """Turns that keep arriving while others decode, for each of the two leaders."""
     if rank % SIZE.tp:
         return ()
