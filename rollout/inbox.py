@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 from .messages import Command, LeaderCommand, WeightsCommand
 
@@ -14,7 +15,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._commands: list[LeaderCommand] = []
-        self._weights: list[WeightsCommand] = []
+        self._weights: deque[WeightsCommand] = deque()
         self._roused = False
         lock = threading.RLock()
         self._stirred, self._weights_stirred = threading.Condition(lock), threading.Condition(lock)
@@ -40,13 +41,18 @@ class Inbox:
             if not self._commands:
                 self._stirred.wait(seconds)
 
-    def take_weights(self) -> list[WeightsCommand]:
-        """Everything about weights, in order of arrival; waits a while for the first of it."""
+    def take_weights(self) -> WeightsCommand | None:
+        """The next command about weights, in order of arrival; waits a while for one."""
         with self._stirred:
             if not self._weights and not self._roused:
                 self._weights_stirred.wait(_LONGEST_S)
-            commands, self._weights, self._roused = self._weights, [], False
-        return commands
+            self._roused = False
+            return self._weights.popleft() if self._weights else None
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a command about weights waits to be taken."""
+        return bool(self._weights)
 
     def rouse(self) -> None:
         """Let who waits in `take_weights`, or is about to, go on without any."""

@@ -148,7 +148,8 @@ class Stager:
     def _serve(self) -> None:
         torch.set_num_threads(1)  # the loop's core is shared, others are not ours
         while not self._leaving.is_set():
-            for command in self._inbox.take_weights():
+            command = self._inbox.take_weights()
+            if command is not None:
                 self._obey(command)
 
     def _obey(self, command: WeightsCommand) -> None:
@@ -207,7 +208,13 @@ class Stager:
     def _from_group(self, command: StageGroup) -> Incoming:
         group = TrainerGroup(command.host, command.port, command.world)
         incoming = Incoming(self._share)
-        for item in group.receive(self._rank, command.version, command.timeout_s):
+        # Whatever comes behind this command says that nobody waits for it any more.
+        for item in group.receive(
+            self._rank,
+            command.version,
+            command.timeout_s,
+            given_up=lambda: self._inbox.has_weights or self._leaving.is_set(),
+        ):
             if not isinstance(item, str):
                 take_in(incoming, item)
             elif item != incoming.total():

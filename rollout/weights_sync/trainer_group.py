@@ -91,14 +91,23 @@ class TrainerGroup:
             raise UpdateError(f"version {version} was not sent to all ranks: {error}") from error
         return digest
 
-    def receive(self, rank: int, version: int, timeout_s: float) -> Iterator[list[Piece] | str]:
+    def receive(
+        self,
+        rank: int,
+        version: int,
+        timeout_s: float,
+        *,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> Iterator[list[Piece] | str]:
         """A rank's end: the buckets as they come, then the digest of the trainer.
 
-        Raises UpdateError if the trainer is not there in time, is lost, or sends something else.
+        `given_up`: whether nobody wants it any more; asked while the trainer is not there, which
+        may be because it has died. Raises UpdateError if the trainer is not there in time, is
+        lost, or sends something else.
         """
         deadline = time.monotonic() + timeout_s
         try:
-            self._await_store(deadline)
+            self._await_store(deadline, given_up)
             store = TCPStore(
                 self.host,
                 self.port,
@@ -144,14 +153,14 @@ class TrainerGroup:
             master_listen_fd=listening.detach(),
         )
 
-    def _await_store(self, deadline: float) -> None:
+    def _await_store(self, deadline: float, given_up: Callable[[], bool]) -> None:
         """The store's own way of waiting fills the log."""
         while True:
             try:
                 socket.create_connection((self.host, self.port), _CONNECT_S).close()
                 return
             except OSError:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or given_up():
                     raise
             time.sleep(_BETWEEN_S)
 

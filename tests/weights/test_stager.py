@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -177,7 +178,19 @@ def test_what_is_about_weights_does_not_reach_the_loop(rank: Rank) -> None:
     rank.inbox.put(same)
     rank.inbox.put(abort)
     assert rank.inbox.drain() == [abort]
-    assert rank.inbox.take_weights() == [same]
+    assert rank.inbox.take_weights() == same
+    assert not rank.inbox.has_weights
+
+
+def test_a_trainer_that_has_died_is_waited_for_no_longer_than_the_driver_does(rank: Rank) -> None:
+    began_at = time.monotonic()
+    rank.inbox.put(Discard(version=1))
+    rank.tell(StageGroup(attempt=1, version=1, host="127.0.0.1", port=1, world=2, timeout_s=50.0))
+    ((version, error),) = rank.staged
+    assert version == 1
+    assert error is not None
+    assert "was not there" in error
+    assert time.monotonic() - began_at < 20
 
 
 def test_its_thread_leaves_when_it_is_told_to(rank: Rank) -> None:
