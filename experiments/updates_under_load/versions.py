@@ -12,8 +12,7 @@ from interlace.moe.incoming import Incoming, Share
 from interlace.moe.received_names import ReceivedNames
 from interlace.moe.tensor_digests import TensorDigests
 from interlace.moe.weights import Weights, load_weights, next_weights
-from interlace.rollout.weights_sync.arrival import take_in
-from interlace.rollout.weights_sync.pieces import pieces_of
+from interlace.rollout.weights_sync.pieces import pieces_of, take_in
 from interlace.rollout.weights_sync.sources import StateDict
 
 NOISE = 0.02
@@ -50,8 +49,7 @@ class Versions:
         digests = TensorDigests(self._names.shapes)
         origin = StateDict(self.of(number))
         for bucket in pieces_of(origin, self._names, _BUCKET_BYTES, complete=True):
-            for piece in bucket:
-                digests.add(piece.name, piece.dtype, piece.shape, piece.first, piece.data)
+            take_in(digests, bucket)
         return digests.total()
 
     def weights(self, number: int) -> Weights:

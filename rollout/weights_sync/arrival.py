@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from interlace.moe.config import ModelConfig
@@ -10,14 +9,8 @@ from interlace.moe.incoming import Incoming, Share
 from interlace.moe.received_names import ReceivedNames
 from interlace.moe.tensor_digests import TensorDigests
 
-from .pieces import Piece, check_tied, pieces_of, tied_head_digest
+from .pieces import check_tied, pieces_of, take_in, tied_head_digest
 from .sources import Folder, check_same_model
-
-
-def take_in(incoming: Incoming, pieces: Iterable[Piece]) -> None:
-    """Raises `ModelError` for a piece that cannot be."""
-    for piece in pieces:
-        incoming.add(piece.name, piece.dtype, piece.shape, piece.first, piece.data)
 
 
 def read_folder(
@@ -41,6 +34,5 @@ def digest_of_model(folder: Path, names: ReceivedNames, bucket_bytes: int) -> st
     """The digest of the model that is in `folder`, whatever else lies there."""
     digests = TensorDigests(names.shapes)
     for bucket in pieces_of(Folder(folder, names), names, bucket_bytes, complete=True):
-        for piece in bucket:
-            digests.add(piece.name, piece.dtype, piece.shape, piece.first, piece.data)
+        take_in(digests, bucket)
     return digests.total()

@@ -15,7 +15,7 @@ from interlace.moe.tensor_digests import TensorDigests
 from interlace.rollout.messages import Stage, StageFolder, StageGroup, StageSame
 
 from .attempt import Attempt
-from .pieces import Piece, check_tied, pack, pieces_of, tied_head_digest
+from .pieces import Piece, check_tied, pack, pieces_of, take_in, tied_head_digest
 from .sources import Folder, StateDict, allowed_folder, check_same_model
 from .trainer_group import TrainerGroup
 
@@ -91,9 +91,8 @@ class Outgoing:
             self._head = head or self._head
 
     def _count(self, bucket: list[Piece]) -> None:
-        for piece in bucket:
-            self._digests.add(piece.name, piece.dtype, piece.shape, piece.first, piece.data)
-            self.num_bytes += piece.data.nbytes
+        take_in(self._digests, bucket)
+        self.num_bytes += sum(piece.data.nbytes for piece in bucket)
 
 
 def commands(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -25,6 +25,22 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     first: int
     data: memoryview
     """From row `first` on; not copied when a bucket is unpacked."""
+
+
+class Sink(Protocol):
+    """Takes rows of the model's tensors: to keep them, or to hash them."""
+
+    def add(
+        self, name: str, dtype: str, shape: tuple[int, ...], first: int, data: memoryview
+    ) -> object:
+        """Rows from `first` on, in order. Raises `ModelError` for what cannot be."""
+        ...
+
+
+def take_in(sink: Sink, pieces: Iterable[Piece]) -> None:
+    """Raises `ModelError` for a piece that cannot be."""
+    for piece in pieces:
+        sink.add(piece.name, piece.dtype, piece.shape, piece.first, piece.data)
 
 
 class Origin(Protocol):

@@ -36,9 +36,9 @@ from interlace.rollout.messages import (
     WeightsCommand,
 )
 
-from .arrival import digest_of_model, read_folder, take_in
+from .arrival import digest_of_model, read_folder
 from .errors import UpdateError
-from .pieces import unpack
+from .pieces import take_in, unpack
 from .shelf import Shelf
 from .sources import allowed_folder
 from .trainer_group import TrainerGroup

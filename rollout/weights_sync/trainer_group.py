@@ -30,7 +30,7 @@ from interlace.moe.tensor_digests import TensorDigests
 from interlace.rollout.launch.interface import interface_towards
 
 from .errors import UpdateError
-from .pieces import Piece, check_tied, pack, pieces_of, tied_head_digest, unpack
+from .pieces import Piece, check_tied, pack, pieces_of, take_in, tied_head_digest, unpack
 from .sources import StateDict
 
 _ABOUT = "update"
@@ -77,8 +77,7 @@ class TrainerGroup:
             store.set(_ABOUT, f"{version} {self.world}")
             send = self._broadcaster(store, 0, timeout_s)
             for bucket in chain((first,), buckets):
-                for piece in bucket:
-                    digests.add(piece.name, piece.dtype, piece.shape, piece.first, piece.data)
+                take_in(digests, bucket)
                 _send_bytes(send, pack(bucket))
             check_tied(head, digests.of(names.hub.embed.name))
             digest = digests.total()

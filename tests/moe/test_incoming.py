@@ -17,8 +17,7 @@ from interlace.moe.errors import ModelError
 from interlace.moe.incoming import Incoming, Share
 from interlace.moe.received_names import ReceivedNames
 from interlace.moe.weights import Weights, load_weights, next_weights
-from interlace.rollout.weights_sync.arrival import take_in
-from interlace.rollout.weights_sync.pieces import pieces_of
+from interlace.rollout.weights_sync.pieces import pieces_of, take_in
 from interlace.rollout.weights_sync.sources import StateDict
 
 Tensors = Mapping[str, torch.Tensor]

@@ -24,9 +24,8 @@ from interlace.rollout.messages import (
     Taken,
     WeightsCommand,
 )
-from interlace.rollout.weights_sync.arrival import take_in
 from interlace.rollout.weights_sync.errors import UpdateError
-from interlace.rollout.weights_sync.pieces import unpack
+from interlace.rollout.weights_sync.pieces import take_in, unpack
 from interlace.rollout.weights_sync.publisher import Publisher
 
 WORLD = 3

@@ -21,7 +21,7 @@ from interlace.moe.errors import ModelError
 from interlace.moe.incoming import Incoming, Share
 from interlace.moe.random_model import write_random_model
 from interlace.rollout.weights_sync import TrainerGroup, UpdateError
-from interlace.rollout.weights_sync.arrival import take_in
+from interlace.rollout.weights_sync.pieces import take_in
 
 pytestmark = pytest.mark.slow
 
