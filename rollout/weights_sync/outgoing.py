@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import torch
 
 from interlace.moe.config import ModelConfig
@@ -41,28 +42,21 @@ class Outgoing:
         `complete`: every dictionary is a whole model. Raises `ModelError` for what the model does
         not have, before anything of that dictionary is given out, or what is missing in the end.
         """
-        index, held_back = 0, None
-        for bucket in self._buckets(dicts, complete=complete):
+        held_back: Stage | None = None
+        for index, bucket in enumerate(self._buckets(dicts, complete=complete)):
             if held_back is not None:
-                yield Stage(
-                    attempt=attempt.number,
-                    version=attempt.version,
-                    bucket=held_back,
-                    index=index,
-                    total=0,
-                )
-                index += 1
-            held_back = memoryview(pack(bucket))
+                yield held_back
+            held_back = Stage(
+                attempt=attempt.number,
+                version=attempt.version,
+                bucket=memoryview(pack(bucket)),
+                index=index,
+                total=0,
+            )
         self.digest()  # or it is not complete
         check_tied(self._head, self._digests.of(self._names.hub.embed.name))
         assert held_back is not None
-        yield Stage(
-            attempt=attempt.number,
-            version=attempt.version,
-            bucket=held_back,
-            index=index,
-            total=index + 1,
-        )
+        yield msgspec.structs.replace(held_back, total=held_back.index + 1)
 
     def reading(self, folder: Path, config: ModelConfig) -> Iterator[None]:
         """Hash what the ranks read themselves, step by step. Raises `ModelError` in the first step
