@@ -121,11 +121,14 @@ class Sequence:
 
     def forget(self) -> int:
         """Its keys and values are gone, and what it has sampled stays; the number of rows."""
-        kept = sum(map(len, self.sampled_experts))
-        self.sampled_experts.append(self.experts[kept : self.num_settled].copy())
+        self.sampled_experts.append(self._settled_since().copy())
         num, self.num_computed = self.num_computed, 0
         self.weights.clear()
         return num
+
+    def _settled_since(self) -> Experts:
+        """Of the settled tokens, the experts that are not among `sampled_experts`."""
+        return self.experts[sum(map(len, self.sampled_experts)) : self.num_settled]
 
     def is_held(self, version: int) -> bool:
         """It has sampled all that it may before a version newer than this one is in use."""
@@ -143,8 +146,7 @@ class Sequence:
 
     def result(self, finish: str) -> TurnResult:
         """The finished turn, with the experts the ledger does not have yet."""
-        kept = sum(map(len, self.sampled_experts))
-        pieces = [*self.sampled_experts, self.experts[kept : self.num_settled]]
+        pieces = [*self.sampled_experts, self._settled_since()]
         experts = np.ascontiguousarray(np.concatenate(pieces)[self.request.experts_from :])
         num, layers, top_k = experts.shape
         return TurnResult(

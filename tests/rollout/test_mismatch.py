@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.rollout.ledgers import closed
 from transformers import AutoModelForCausalLM
 
 from interlace.rollout import Rollout, load_config
@@ -19,7 +20,7 @@ from interlace.rollout.mismatch import (
     mismatch_by_lag,
     mismatch_of_transformers,
 )
-from interlace.rollout.trajectory import EndReason, Ledger, Source, Trajectory
+from interlace.rollout.trajectory import Ledger, Source, Trajectory
 
 
 def sampled(
@@ -37,17 +38,7 @@ def sampled(
     kv_versions = [version - lag for version, lag in zip(versions, lags, strict=True)]
     drawn = [0.5 * x for x in logprobs]
     ledger.append_sampled([3] * num, logprobs, drawn, versions, kv_versions, 0)
-    return Trajectory.from_ledger(
-        ledger,
-        trajectory_id=7,
-        task_id="task",
-        group_id=None,
-        env="prompt",
-        seed=0,
-        turns=(),
-        end_reason=EndReason.TERMINATED,
-        info={},
-    )
+    return closed(ledger)
 
 
 QUARTERS = [math.log(0.5), math.log(0.5), math.log(0.25), math.log(0.25)]

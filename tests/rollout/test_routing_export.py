@@ -8,8 +8,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tests.rollout.cutting import cut
+from tests.rollout.ledgers import closed
 
-from interlace.rollout import EndReason, Rollout, RolloutConfig, Task, load_config
+from interlace.rollout import Rollout, RolloutConfig, Task, load_config
 from interlace.rollout.cache import model_folder
 from interlace.rollout.routing_export import sglang_base64, vllm_packed
 from interlace.rollout.trajectory import Ledger, Source, Trajectory
@@ -23,17 +24,7 @@ def routed(experts: NDArray[np.uint8] = EXPERTS) -> Trajectory:
     ledger.append_given([1, 2, 3], Source.PROMPT, 0)
     ledger.append_sampled([4, 5, 6], [-1.0] * 3, [-1.0] * 3, [0] * 3, [0] * 3, 0)
     ledger.set_experts(0, experts)
-    return Trajectory.from_ledger(
-        ledger,
-        trajectory_id=7,
-        task_id="task",
-        group_id=None,
-        env="prompt",
-        seed=0,
-        turns=(),
-        end_reason=EndReason.TERMINATED,
-        info={},
-    )
+    return closed(ledger)
 
 
 def test_sglang_reads_raw_int32_of_a_row_for_each_token_but_the_last() -> None:
