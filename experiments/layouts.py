@@ -31,7 +31,7 @@ from rich.table import Table
 
 from interlace.moe.naive import naive_forward
 from interlace.rollout import Rollout, RolloutConfig, Trajectory, load_config
-from interlace.rollout.cache import RANDOM_MODELS, model_folder
+from interlace.rollout.cache import TINY_MODELS, model_folder
 from interlace.rollout.digest import digest
 
 LAYOUTS = {"1": (1, 1), "DP2": (2, 1), "TP2": (2, 2), "DP2xTP2": (4, 2)}
@@ -57,7 +57,7 @@ def main(
 ) -> None:
     """Run what is missing, then print the table."""
     console = Console(highlight=False)
-    models = model or list(RANDOM_MODELS)
+    models = model or list(TINY_MODELS)
     out.mkdir(parents=True, exist_ok=True)
     progress = Progress(
         *Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn(), console=console

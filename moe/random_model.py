@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from .config import ARCHITECTURES, ModelConfig, read_config
 from .hub import HubSizes, hub_config
 from .tensor_names import TensorNames
 
-WEIGHT_STD = 0.15
-"""Wide enough that routing varies from token to token."""
+_WEIGHT_STD = 0.15
+_WEIGHT_STD_AT = 64
+"""At this hidden size weights are wide enough that routing varies from token to token. Wider models
+get narrower weights, by the square root, as a product's width grows with it."""
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
 """The first tokens of a written vocabulary; an id is a place in here."""
 _FREQUENT_LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
@@ -211,9 +214,10 @@ def _random_tensors(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     """Normal weights; norms are near one. Each tensor's numbers come from (seed, its place)."""
     names = TensorNames.hub(config)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    std = _WEIGHT_STD * math.sqrt(_WEIGHT_STD_AT / config.hidden_size)
     tensors = {}
     for place, stored in enumerate(names.all()):
-        noise = np.random.default_rng([seed, place]).standard_normal(stored.shape) * WEIGHT_STD
+        noise = np.random.default_rng([seed, place]).standard_normal(stored.shape) * std
         values = noise + 1 if stored.name.endswith("norm.weight") else noise
         tensors[stored.name] = torch.from_numpy(values).to(dtype)
     return tensors

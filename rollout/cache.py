@@ -18,8 +18,24 @@ from interlace.rollout.config import ConfigError
 Progress = Callable[[int, int], None]
 
 SMOLLM2 = "smollm2-moe"
-RANDOM_MODELS = {f"tiny-{name.replace('_', '-')}": name for name in ARCHITECTURES}
-MODEL_NAMES = (SMOLLM2, *RANDOM_MODELS)
+TINY_MODELS = {f"tiny-{name.replace('_', '-')}": name for name in ARCHITECTURES}
+BENCH_MODEL = "bench-qwen3-moe"
+BENCH_SIZES: Mapping[str, int | str] = {
+    "num_layers": 8,
+    "hidden_size": 512,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_dim": 64,
+    "num_experts": 16,
+    "top_k": 4,
+    "expert_size": 512,
+    "vocab_size": 8192,
+    "max_positions": 32768,
+    "dtype": "bfloat16",
+}
+"""114M parameters, 38M of them for a token: large enough that kernels and not Python take the time,
+small enough for two cores."""
+MODEL_NAMES = (SMOLLM2, BENCH_MODEL, *TINY_MODELS)
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -80,7 +96,7 @@ def build_model(
         if name == SMOLLM2:
             build_smollm2_moe(folder, on_progress=on_progress, **options)
         else:
-            _write_random(RANDOM_MODELS[name], folder, **options)
+            _write_random(name, folder, **options)
     except ValueError as error:
         raise ConfigError(f"cannot build model {name}: {error}") from error
     except OSError as error:
@@ -90,10 +106,12 @@ def build_model(
         ) from error
 
 
-def _write_random(architecture: str, folder: Path, seed: int = 0) -> None:
+def _write_random(name: str, folder: Path, seed: int = 0) -> None:
+    tiny = name in TINY_MODELS
+    architecture, sizes = (TINY_MODELS[name], {}) if tiny else ("qwen3_moe", BENCH_SIZES)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        write_random_model(building, architecture, seed)
+        write_random_model(building, architecture, seed, **sizes)
         building.chmod(0o755)
         try:
             building.rename(folder)
