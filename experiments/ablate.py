@@ -2,10 +2,10 @@
 
     python experiments/ablate.py --out out/ablate [--only swe-long-link] [--repeat 7]
 
-Eight parts, each an `interlace ablate` in a folder of its own with a report.html. About a minute a
-run on two quiet cores; all of it takes most of a day (see `PARTS`: arms times seven, and a few runs
-that tune chunked). Runs that are there are not made again: stop it when you like and call it again,
-and those that others disturbed are made again. At the end the bars are printed: what multiplexing
+Nine parts, each an `interlace ablate` in a folder of its own with a report.html. Under a minute a
+run on two quiet cores, about three hours in all (see `PARTS`: arms times five or seven, and a few
+runs that tune chunked). Runs that are there are not made again: stop it when you like and call it
+again, and those that others disturbed are made again. At the end the bars are printed: what multiplexing
 has to reach, and what it reached.
 
 Expected: one digest everywhere. Without a link multiplexed is as fast as the best mode of its
@@ -31,7 +31,7 @@ from interlace.rollout.ablation.statistics import ratio_words
 from interlace.rollout.commands.ablate import ablation, show
 from interlace.rollout.config import ConfigError
 
-ORDERS = "plan,plan-layer,plan-2layers,turnstile,turnstile-layer,global_enqueue"
+ORDERS = "plan,plan-layer,plan-2layers,turnstile,global_enqueue"
 LINK = "500us,2gbit"
 
 Report = Mapping[str, Any]
@@ -52,6 +52,7 @@ class Part:
     arms: str | None = None
     link: str | None = None
     sleep: bool = True
+    repeat: int = 5
     overrides: Sequence[str] = ()
     bars: Sequence[Bar] = ()
 
@@ -148,16 +149,31 @@ ORDERED = (
 )
 
 
+IN_PLACE = "serial,chunked,whole_forward,multiplexed"
+
 PARTS = (
-    Part(name="game-short", workload="game-short", bars=(BEST,)),
+    Part(name="game-short", workload="game-short", arms=f"{IN_PLACE},replicas", bars=(BEST,)),
     Part(name="swe-long", workload="swe-long", bars=(BEST,)),
-    Part(name="swe-long-link", workload="swe-long", link=LINK, bars=LINKED),
+    Part(
+        name="swe-long-link",
+        workload="swe-long",
+        arms="serial,whole_forward,multiplexed",
+        link=LINK,
+        repeat=7,
+        bars=LINKED,
+    ),
     Part(
         name="swe-long-shared-link",
         workload="swe-long",
-        arms="serial,whole_forward,multiplexed",
+        arms="serial,multiplexed",
         link=f"{LINK},shared",
-        bars=LINKED,
+    ),
+    Part(
+        name="swe-long-data-parallel",
+        workload="swe-long",
+        arms="serial,multiplexed",
+        link=LINK,
+        overrides=("layout.tp=1",),
     ),
     Part(
         name="math-tail",
@@ -170,7 +186,8 @@ PARTS = (
         workload="swe-long",
         arms="serial,multiplexed,disaggregated-1p3d,disaggregated-2p2d,disaggregated-3p1d",
         link=LINK,
-        overrides=("layout.world=4",),
+        repeat=3,
+        overrides=("layout.world=4", "layout.tp=1"),
     ),
     Part(name="orders", workload="swe-long", arms=ORDERS, link=LINK, bars=ORDERED),
     Part(
@@ -190,7 +207,9 @@ def main(
         list[str] | None,
         typer.Option(help=f"Some parts: {', '.join(part.name for part in PARTS)}."),
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 7,
+    repeat: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each arm, instead of the part's own number.")
+    ] = None,
     scale: Annotated[str, typer.Option(help="Of the workloads.")] = "minute",
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Change one value of every job.")
@@ -218,7 +237,7 @@ def main(
                 ),
                 out / part.name,
                 arms=part.arms,
-                repeat=repeat,
+                repeat=repeat or part.repeat,
                 max_load=max_load,
                 patience_s=patience,
                 console=console,

@@ -12,6 +12,8 @@ from interlace.rollout.config_file import load_config
 MODES = ("serial", "chunked", "whole_forward", "multiplexed", "disaggregated", "replicas")
 SAME_SHARDING = ("serial", "chunked", "whole_forward", "multiplexed")
 """Modes in which every rank holds the same part of the model and does both kinds of work."""
+_WHOLE_ATTENTION = ("layout.tp=1",)
+"""Of modes that split the ranks: a part may be a single one, whatever `layout.tp` the job has."""
 _POLICIES = ("plan", "turnstile", "global_enqueue")
 
 NAMES_HELP = (
@@ -74,7 +76,7 @@ def _arm(word: str, world: int) -> Arm:
 
 def _base(base: str, word: str, world: int) -> tuple[str, ...]:
     if base in MODES:
-        return (f"mode={base}",)
+        return (f"mode={base}", *(() if base in SAME_SHARDING else _WHOLE_ATTENTION))
     if found := re.fullmatch(r"disaggregated-(\d+)p(\d+)d", base):
         prefill, decode = int(found[1]), int(found[2])
         if prefill + decode != world or not prefill or not decode:
@@ -82,9 +84,9 @@ def _base(base: str, word: str, world: int) -> tuple[str, ...]:
                 f"--arms {word}: {prefill} + {decode} ranks, but layout.world is {world}: "
                 f"split {world}, or --set layout.world={prefill + decode}"
             )
-        return "mode=disaggregated", f"layout.prefill_ranks={prefill}"
+        return "mode=disaggregated", f"layout.prefill_ranks={prefill}", *_WHOLE_ATTENTION
     if found := re.fullmatch(r"replicas-(\d+)", base):
-        return "mode=replicas", f"layout.replicas={found[1]}"
+        return "mode=replicas", f"layout.replicas={found[1]}", *_WHOLE_ATTENTION
     if found := re.fullmatch(rf"({'|'.join(_POLICIES)})(?:-(\d*)layers?)?", base):
         layers = 0 if found[2] is None else int(found[2] or 1)
         policy = (f"order.policy={found[1]}",) if found[1] != "plan" else ()

@@ -48,8 +48,8 @@ def test_all_modes_are_arms_by_default():
         ("plan-2layers", ("mode=multiplexed", "order.layers_per_boundary=2")),
         ("turnstile", ("mode=multiplexed", "order.policy=turnstile")),
         ("global_enqueue", ("mode=multiplexed", "order.policy=global_enqueue")),
-        ("disaggregated-1p3d", ("mode=disaggregated", "layout.prefill_ranks=1")),
-        ("replicas-2", ("mode=replicas", "layout.replicas=2")),
+        ("disaggregated-1p3d", ("mode=disaggregated", "layout.prefill_ranks=1", "layout.tp=1")),
+        ("replicas-2", ("mode=replicas", "layout.replicas=2", "layout.tp=1")),
         (
             "multiplexed+scheduler.chunk_steps=6",
             ("mode=multiplexed", "scheduler.chunk_steps=6"),

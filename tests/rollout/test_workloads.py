@@ -13,7 +13,7 @@ import pytest
 
 from interlace.envs.scripted import prompt_text
 from interlace.rollout import Rollout, load_config
-from interlace.rollout.cache import build_model, model_folder
+from interlace.rollout.cache import BENCH_MODEL, build_model, model_folder
 from interlace.rollout.chat import Chat
 from interlace.rollout.config import ConfigError
 from interlace.rollout.digest import digest
@@ -132,10 +132,10 @@ def test_a_minute_keeps_the_ratio_of_prefill_to_decode(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_minute_fits_the_tiny_model_and_its_job(name: str) -> None:
+def test_a_minute_fits_its_model_and_its_job(name: str) -> None:
     workload = load_workload(name)
     config = load_config(overrides=[*workload.overrides, "mode=serial"])
-    assert config.model.path == "tiny-qwen3-moe"
+    assert config.model.path == BENCH_MODEL
     places = config.environments.num_processes * config.environments.episodes_per_process
     assert places >= len(workload.tasks)
     assert max(one.num_context for one in workload.episodes) <= 2048
