@@ -42,8 +42,19 @@ class Exchange:
 
 
 Collective = Gather | Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionPoint:
+    """Nothing is asked for: between two pieces of a computation another path may go first.
+
+    Only who computes next depends on it. The order of collectives does not, nor does any bit.
+    """
+
+
 Forward = Coroutine[Any, Any, Any]
-"""A forward pass: suspends on a `Collective`, is resumed with its answer, returns its output."""
+"""A forward pass: suspends on a `Collective`, is resumed with its answer, returns its output. One
+that is preemptible also suspends on a `PreemptionPoint`, and is resumed with None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +67,8 @@ class Finish:
     """Rank, epoch, step, path and stage in words, for the error of a wait that never ends."""
     others: tuple[tuple[Any, Any], ...] = ()
     """(communicator, handle) of other collectives whose result can be put to use meanwhile."""
+    busy: bool = False
+    """There is something to compute meanwhile: if nothing is done, do not wait but answer so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +76,7 @@ class Early:
     """The answer to a `Finish` of which one of the `others` was done first: the wait goes on."""
 
     index: int
+    """Of the one that was done; the number of `others` if none was, and the caller is `busy`."""
     value: Any
 
 
@@ -81,6 +95,14 @@ class Park:
 def perform(request: Any) -> Generator[Any, Any, Any]:
     """Suspend on `request`; the driver's answer is returned. The one trap of the project."""
     return (yield request)
+
+
+async def preemption_point() -> None:
+    """Let another path go first, if one can."""
+    await perform(_PREEMPTION_POINT)
+
+
+_PREEMPTION_POINT = PreemptionPoint()
 
 
 async def finish(communicator: Any, handle: Any, where: str) -> Any:

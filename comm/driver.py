@@ -102,6 +102,8 @@ class _Waits:
                 if other.poll(its_handle):
                     return Early(index=index, value=other.result(its_handle))
             self.check()
+            if request.busy:
+                return Early(index=len(request.others), value=None)
             if self._clock() > deadline:
                 raise CollectiveTimeoutError(
                     f"no answer within {seconds:g} s: {request.where}; "

@@ -135,8 +135,8 @@ class Interleaving:
 
 
 def first_ready(request: Any) -> int:
-    """What of it is there: 0 for what was asked for, 1 for the first of the others, and so on;
-    NOTHING if the rank that suspended on this cannot go on."""
+    """What of it is there: 0 for what was asked for, 1 for the first of the others, and so on,
+    one more than there are if the rank is busy; NOTHING if it cannot go on."""
     if request is None or isinstance(request, Park):
         return 0
     if isinstance(request, Finish):
@@ -145,7 +145,7 @@ def first_ready(request: Any) -> int:
         for index, (communicator, handle) in enumerate(request.others, start=1):
             if communicator.poll(handle):
                 return index
-        return NOTHING
+        return len(request.others) + 1 if request.busy else NOTHING
     raise TypeError(
         f"a rank suspended on {request!r}; only Finish and Park reach a driver. "
         "Did a forward pass run outside the sequencer, or an asyncio call inside one?"
@@ -156,6 +156,8 @@ def answer(request: Finish, ready: int) -> Any:
     """The result of what `first_ready` found."""
     if not ready:
         return request.communicator.result(request.handle)
+    if ready > len(request.others):
+        return Early(index=ready - 1, value=None)
     communicator, handle = request.others[ready - 1]
     return Early(index=ready - 1, value=communicator.result(handle))
 

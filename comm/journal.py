@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,14 @@ class TicketRecord:
     """The result was there and the path took it."""
     waited_s: float
     """Of the time between posted and settled, what this rank spent waiting and doing nothing."""
+    pauses: tuple[tuple[float, float], ...] = ()
+    """Between resumed and computed: when the path stood aside and others went first."""
+
+    @property
+    def computing(self) -> tuple[tuple[float, float], ...]:
+        """When the path computed up to this collective: beginnings and ends."""
+        bounds = (self.resumed_at, *chain.from_iterable(self.pauses), self.computed_at)
+        return tuple(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

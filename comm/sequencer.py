@@ -9,7 +9,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from .collectives import Collective, Early, Finish, Forward, Gather, perform
+from .collectives import (
+    Collective,
+    Early,
+    Finish,
+    Forward,
+    Gather,
+    PreemptionPoint,
+    perform,
+)
 from .communicator import Communicator
 from .errors import DivergedError, OrderError
 from .journal import Journal, TicketRecord
@@ -19,14 +27,17 @@ from .post_order import PostOrder
 from .progress import NoProgress, Progress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Computed:
-    """What a forward pass came to at its next await: a request, or its return."""
+@dataclass(slots=True, kw_only=True)
+class _Computation:
+    """A forward pass on its way from one await to the next: to a request, or to its return."""
 
-    request: Collective | None
-    output: Any
     resumed_at: float
-    computed_at: float
+    stopped_at: float = 0.0
+    """At a preemption point, or done."""
+    pauses: tuple[tuple[float, float], ...] = ()
+    done: bool = False
+    request: Collective | None = None
+    output: Any = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,8 +45,8 @@ class _Outstanding:
     communicator: Communicator
     handle: Any
     ticket: Ticket
-    resumed_at: float
-    computed_at: float
+    computation: _Computation
+    """What led to it."""
     posted_at: float
     waited_s: float = 0.0
 
@@ -50,8 +61,8 @@ class Sequencer:
     Every ticket does the same: settle the path's outstanding collective, send its result into the
     forward pass, let it compute to its next await, check that request against the ticket, post it.
     So one path computes while the other's bytes travel. While one path has to wait, a result of
-    another that has arrived is taken and computed on, up to the next await: only posts are bound
-    to the order. `around(path)` (stream, inference mode) is entered for every resume and every
+    another that has arrived is taken and computed on, up to the next await, and no further than its
+    next preemption point once the wait is over: only posts are bound to the order. `around(path)` (stream, inference mode) is entered for every resume and every
     post: a collective posted on another stream would not wait for the payload. Nothing ambient is
     held while a forward pass is suspended.
     """
@@ -88,7 +99,7 @@ class Sequencer:
         self._hash = dict.fromkeys(self.keys, 0)
         self._running: dict[str, Forward] = {}
         self._outstanding: dict[str, _Outstanding] = {}
-        self._ahead: dict[str, _Computed] = {}
+        self._ahead: dict[str, _Computation] = {}
 
     @property
     def hashes(self) -> tuple[int, ...]:
@@ -160,17 +171,25 @@ class Sequencer:
         asked_at, computed_s = self._clock(), 0.0
         while True:
             names = [name for name in self._outstanding if name != but]
-            others = tuple(self._outstanding[name].finishing for name in names)
+            preempted = [name for name, one in self._ahead.items() if not one.done]
             answer = await perform(
-                Finish(communicator=communicator, handle=handle, where=where, others=others)
+                Finish(
+                    communicator=communicator,
+                    handle=handle,
+                    where=where,
+                    others=tuple(self._outstanding[name].finishing for name in names),
+                    busy=bool(preempted),
+                )
             )
             if not isinstance(answer, Early):
                 return answer, self._clock() - asked_at - computed_s
             began_at = self._clock()
-            name = names[answer.index]
-            self._settled(name)
+            if answer.index < len(names):
+                self._settled(name := names[answer.index])
+            else:
+                name = preempted[0]
             with self.around(name):
-                self._ahead[name] = self._advance(name, answer.value)
+                self._go_on(name, answer.value)
             computed_s += self._clock() - began_at
 
     def _settled(self, path: str) -> None:
@@ -187,11 +206,12 @@ class Sequencer:
                 stage=ticket.op.stage,
                 comm_seq=ticket.comm_seq,
                 members=self.paths[path].group_of(ticket.op.role, self.rank),
-                resumed_at=out.resumed_at,
-                computed_at=out.computed_at,
+                resumed_at=out.computation.resumed_at,
+                computed_at=out.computation.stopped_at,
                 posted_at=out.posted_at,
                 settled_at=self._clock(),
                 waited_s=out.waited_s,
+                pauses=out.computation.pauses,
             )
         )
 
@@ -214,8 +234,8 @@ class Sequencer:
         value = await self.settle(ticket.path)
         self._progress.computing(ticket)
         with self.around(ticket.path):
-            computed = self._ahead.pop(ticket.path, None) or self._advance(ticket.path, value)
-            request = self._match(ticket, computed.request)
+            computation = self._computed(ticket.path, value)
+            request = self._match(ticket, computation.request)
             communicator = self.communicators[key]
             self._note(ticket)
             handle = communicator.post(request, ticket)
@@ -224,8 +244,7 @@ class Sequencer:
             communicator=communicator,
             handle=handle,
             ticket=ticket,
-            resumed_at=computed.resumed_at,
-            computed_at=computed.computed_at,
+            computation=computation,
             posted_at=self._clock(),
         )
 
@@ -257,33 +276,50 @@ class Sequencer:
     def _note_plan(self, plan: StepPlan) -> None:
         self._plan_hash = zlib.crc32(fingerprint(plan), self._plan_hash)
 
-    def _advance(self, path: str, value: Any) -> _Computed:
-        """Let the forward pass compute to its next request, or to its return."""
-        request = output = None
-        resumed_at = self._clock()
+    def _computed(self, path: str, value: Any) -> _Computation:
+        """Let the forward pass compute to its next request, or to its return, with `value` for what
+        it waits for; None where it was resumed before."""
+        computation = self._go_on(path, value)
+        while not computation.done:
+            self._resume(path, computation, None)
+        return self._ahead.pop(path)
+
+    def _go_on(self, path: str, value: Any) -> _Computation:
+        """Let it compute as far, or to its next preemption point."""
+        now = self._clock()
+        computation = self._ahead.get(path)
+        if computation is None:
+            computation = self._ahead[path] = _Computation(resumed_at=now)
+        elif computation.done:
+            return computation
+        else:
+            computation.pauses += ((computation.stopped_at, now),)
+        self._resume(path, computation, value)
+        return computation
+
+    def _resume(self, path: str, computation: _Computation, value: Any) -> None:
         try:
             request = self._running[path].send(value)
         except StopIteration as stop:
-            output = stop.value
-        if request is not None and self._posts is not None:
-            self._posts.asked(path, request)
-        return _Computed(
-            request=request, output=output, resumed_at=resumed_at, computed_at=self._clock()
-        )
+            computation.output, computation.done = stop.value, True
+        else:
+            if not isinstance(request, PreemptionPoint):
+                computation.request, computation.done = request, True
+                if self._posts is not None:
+                    self._posts.asked(path, request)
+        computation.stopped_at = self._clock()
 
     async def _return_of(self, path: str, step: int) -> Any:
         value = await self.settle(path)
-        computed = self._ahead.pop(path, None)
-        if computed is None:
-            with self.around(path):
-                computed = self._advance(path, value)
+        with self.around(path):
+            computation = self._computed(path, value)
         del self._running[path]
-        if computed.request is not None:
+        if computation.request is not None:
             raise OrderError(
                 f"rank {self.rank}: step {step} {path}: the program has ended, but the forward "
-                f"pass asks for {computed.request.role} {computed.request.stage}"
+                f"pass asks for {computation.request.role} {computation.request.stage}"
             )
-        return computed.output
+        return computation.output
 
     async def _compare(self, precheck: Communicator, ticket: Ticket) -> None:
         """Raises DivergedError, naming ranks and tickets, unless all members hold this ticket."""
@@ -329,9 +365,12 @@ def record_program(
     value = None
     while True:
         try:
-            request: Collective = forward.send(value)
+            request: Collective | PreemptionPoint = forward.send(value)
         except StopIteration:
             return tuple(ops)
+        value = None
+        if isinstance(request, PreemptionPoint):
+            continue
         ops.append(Op(kind=type(request).__name__, role=request.role, stage=request.stage))
         value = stub_result(request, sizes[request.role])
 
@@ -341,9 +380,12 @@ def run_straight(forward: Forward, communicators: Mapping[str, Communicator]) ->
     value = None
     while True:
         try:
-            request: Collective = forward.send(value)
+            request: Collective | PreemptionPoint = forward.send(value)
         except StopIteration as stop:
             return stop.value
+        value = None
+        if isinstance(request, PreemptionPoint):
+            continue
         communicator = communicators[request.role]
         handle = communicator.post(request, None)
         value = communicator.result(handle)

@@ -229,10 +229,9 @@ class _AsksFirst(Sequencer):
 
     async def _request_of(self, path: str) -> Collective | None:
         value = await self.settle(path)
-        if path not in self._ahead:
-            with self.around(path):
-                self._ahead[path] = self._advance(path, value)
-        return self._ahead[path].request
+        with self.around(path):
+            self._ahead[path] = computation = self._computed(path, value)
+        return computation.request
 
 
 class IdleSkips(_AsksFirst):

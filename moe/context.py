@@ -25,3 +25,5 @@ class PathContext:
     expert_placement: Placement
     dispatch: Strategy = "all_to_all"
     """How rows reach their experts. Its choice changes the program, never a bit."""
+    preemptible: bool = False
+    """Whether the pass offers to stand aside within long stretches of computation."""

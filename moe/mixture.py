@@ -9,12 +9,18 @@ from dataclasses import dataclass
 
 import torch
 
+from interlace.comm.collectives import preemption_point
+
 from . import kernels
 from .dispatch import Dispatched
 from .experts import Expert, apply_experts
 from .linear import Linear
 from .parts import Mixture
 from .router import Routing, padded_sigmoid, route
+
+
+PIECE_ROWS = 32
+"""Rows of a piece of work: a millisecond or two of a core, as long as a small message travels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +44,24 @@ class MixtureLayer:
         return route(self.router(h_TD), self.sizes.router, self.router_bias_X)
 
     def apply(self, dispatched: Dispatched) -> torch.Tensor:
-        """[R, D]"""
+        """[R, D] each row's expert applied to it."""
         return apply_experts(self.experts, dispatched.rows_RD, dispatched.expert_counts)
+
+    async def apply_preemptibly(self, dispatched: Dispatched) -> torch.Tensor:
+        """[R, D] the same bits, with preemption points between groups of experts."""
+        groups = grouped(dispatched.expert_counts, PIECE_ROWS)
+        if len(groups) < 2:
+            return self.apply(dispatched)
+        y_RD = torch.empty_like(dispatched.rows_RD)
+        first = 0
+        for group in groups:
+            counts = dispatched.expert_counts[group]
+            rows = slice(first, first + sum(counts))
+            y_RD[rows] = apply_experts(self.experts[group], dispatched.rows_RD[rows], counts)
+            first = rows.stop
+            if first < len(y_RD):
+                await preemption_point()
+        return y_RD
 
     def total(
         self, h_TD: torch.Tensor, y_TKD: torch.Tensor, weight_TK: torch.Tensor
@@ -54,6 +76,17 @@ class MixtureLayer:
                 shared_TD = shared_TD * padded_sigmoid(self.shared_gate(h_TD))[:, :1]
             total = total + shared_TD
         return total.to(h_TD.dtype)
+
+
+def grouped(counts: Sequence[int], least: int) -> list[slice]:
+    """Neighbours in groups of at least `least` in sum, the last group perhaps less."""
+    groups, first, total = [], 0, 0
+    for place, count in enumerate(counts, start=1):
+        total += count
+        if total >= least or place == len(counts):
+            groups.append(slice(first, place))
+            first, total = place, 0
+    return groups
 
 
 def weighted_sum(y_TKD: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:

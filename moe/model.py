@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from interlace.comm.collectives import Exchange, Gather, perform
+from interlace.comm.collectives import Exchange, Gather, perform, preemption_point
 
 from .batch import Batch
 from .config import ModelConfig
@@ -25,7 +25,7 @@ from .context import PathContext
 from .description import Description
 from .dispatch import Dispatcher
 from .dispatch_strategy import dispatcher_of
-from .mixture import MixtureLayer
+from .mixture import PIECE_ROWS, MixtureLayer
 from .norm import add, add_and_norm, rms_norm
 from .weights import LayerWeights, Weights
 
@@ -86,13 +86,19 @@ class Model:
         rotation = self.rotation(weights, batch)
         x_UD = self.embed(weights, batch)[shares.mine]
         chosen: list[torch.Tensor] = []
+        in_pieces = context.preemptible and batch.num_rows >= PIECE_ROWS
         for index, layer in enumerate(weights.layers):
             rows_TX = self.pre_attention(layer, x_UD)
             if context.tp_size > 1:
                 rows_TX = torch.cat(
                     await perform(Gather(role="tp", stage=f"{index}.rows", payload=rows_TX))
                 )
-            heads = self.attend(layer, context, batch, index, rows_TX, rotation)
+            q_THE = layer.attention.queries(context, batch, index, rows_TX, rotation)
+            if in_pieces:
+                await preemption_point()
+            heads = self.attend(layer, context, batch, index, q_THE)
+            if in_pieces and context.tp_size == 1:
+                await preemption_point()
             if context.tp_size > 1:
                 heads = shares.own_rows(
                     await perform(
@@ -108,7 +114,7 @@ class Model:
             x_UD, h_UD = self.post_attention(layer, x_UD, heads)
             if isinstance(layer.feed_forward, MixtureLayer):
                 y_UD, topk_UK = await _mix(
-                    layer.feed_forward, dispatcher, f"{index}", h_UD, shares.num_own
+                    layer.feed_forward, context, dispatcher, f"{index}", h_UD, shares.num_own
                 )
                 chosen.append(topk_UK)
             else:
@@ -153,11 +159,9 @@ class Model:
         context: PathContext,
         batch: Batch,
         index: int,
-        rows_TX: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        q_THE: torch.Tensor,
     ) -> torch.Tensor:
-        """[T, H * value width], zero in padding rows; writes what the rows leave in the cache."""
-        q_THE = layer.attention.queries(context, batch, index, rows_TX, rotation)
+        """[T, H * value width], zero in padding rows."""
         heads = layer.attention.attend(context, batch, index, q_THE)
         padding = batch.num_padded_rows - batch.num_rows
         return F.pad(heads, (0, 0, 0, padding)) if padding else heads
@@ -233,12 +237,20 @@ class _Shares:
 
 
 async def _mix(
-    mixture: MixtureLayer, dispatcher: Dispatcher, stage: str, h_UD: torch.Tensor, num_own: int
+    mixture: MixtureLayer,
+    context: PathContext,
+    dispatcher: Dispatcher,
+    stage: str,
+    h_UD: torch.Tensor,
+    num_own: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[U, D] what the experts add to each row, zero in padding rows, and [U, K] who they were."""
     routing = mixture.route(h_UD)
     dispatched = await dispatcher.dispatch(stage, h_UD[:num_own], routing.topk_TK[:num_own])
-    y_RD = mixture.apply(dispatched)
+    if context.preemptible:
+        y_RD = await mixture.apply_preemptibly(dispatched)
+    else:
+        y_RD = mixture.apply(dispatched)
     y_TKD = await dispatcher.combine(stage, y_RD, dispatched)
     y_TD = mixture.total(h_UD[:num_own], y_TKD, routing.weight_TK[:num_own])
     padding = h_UD.shape[0] - num_own

@@ -22,7 +22,7 @@ def shares_over_time(
     """Per bin, the share computed for each path and, last, spent in host code; the rest waited."""
     width = np.diff(edges)
     shares = {
-        name: covered([(t.resumed_at, t.computed_at) for t in tickets if t.path == name], edges)
+        name: covered([span for t in tickets if t.path == name for span in t.computing], edges)
         for name in paths
     }
     in_steps = covered([(step.began_at, step.ended_at) for step in steps], edges)

@@ -166,13 +166,13 @@ def _draw_close_up(
                 linewidth=0.0,
                 alpha=0.45,
             )
-            bars([(t.resumed_at, t.computed_at) for t in own], lane, 0.8, facecolor=colours[name])
+            bars([span for t in own for span in t.computing], lane, 0.8, facecolor=colours[name])
             ticks.append(lane)
             names.append(f"rank {rank}  {name}" if name == paths[0] else name)
             lane += 1.0
         below = lane - 0.42
         bars([(steps[0].began_at, steps[-1].ended_at)], below, 0.16, facecolor=HOST)
-        computed = [(ticket.resumed_at, ticket.computed_at) for ticket in tickets]
+        computed = [span for ticket in tickets for span in ticket.computing]
         bars(computed, below, 0.2, facecolor="white", edgecolor="white", linewidth=0.5)
         bars(waits(steps, tickets), below, 0.16, facecolor=INK)
         labelled = -1.0

@@ -1,8 +1,8 @@
 """trace.json: a run for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
 A process per rank; in it a lane "steps" and a lane per path. On a path's lane a slice named after
-the stage is computation up to a collective, and the slice "in flight" behind it lasts until the
-path took the result. An arrow runs from the rank that posted a collective last (nobody could be
+the stage is computation up to a collective, with "paused" in it where the path stood aside for
+another, and the slice "in flight" behind it lasts until the path took the result. An arrow runs from the rank that posted a collective last (nobody could be
 done before) to where each other member took the result. Slices carry all recorded numbers, so the
 file can be read back. Times are microseconds since the first step began.
 """
@@ -49,7 +49,7 @@ def read_trace(path: str | Path) -> dict[int, tuple[list[StepRecord], list[Ticke
         document = json.loads(path.read_text(encoding="utf-8"))
         zero = document["otherData"]["zero_s"]
         records: dict[int, tuple[list[StepRecord], list[TicketRecord]]] = {}
-        posted: dict[tuple[int, int], dict[str, Any]] = {}
+        posted: dict[tuple[int, int], tuple[dict[str, Any], list[dict[str, Any]]]] = {}
         for event in document["traceEvents"]:
             rank, kind = event["pid"], event.get("cat")
             if event["ph"] == "M":
@@ -57,10 +57,12 @@ def read_trace(path: str | Path) -> dict[int, tuple[list[StepRecord], list[Ticke
             elif kind == "step":
                 records[rank][0].append(_step(event["args"]))
             elif kind == "compute":
-                posted[rank, event["args"]["seq"]] = event
+                posted[rank, event["args"]["seq"]] = event, []
+            elif kind == "paused":
+                posted[rank, event["args"]["seq"]][1].append(event)
             elif kind == "in flight":
-                compute = posted.pop((rank, event["args"]["seq"]))
-                records[rank][1].append(_ticket(compute, event, zero))
+                compute, paused = posted.pop((rank, event["args"]["seq"]))
+                records[rank][1].append(_ticket(compute, paused, event, zero))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a trace written here: {error!r}") from error
     return records
@@ -92,6 +94,11 @@ def _slices(rank: int, lane: int, ticket: TicketRecord, zero: float) -> Iterator
         f'"args":{{"seq":{ticket.seq},"step":{ticket.step},"path":{json.dumps(ticket.path)},'
         f'"role":{json.dumps(ticket.role)},"comm_seq":{ticket.comm_seq},"members":[{members}]}}}}'
     )
+    for start, stop in ticket.pauses:
+        yield (
+            f'{{"ph":"X","cat":"paused","name":"paused",{head}{_us(start - zero)},'
+            f'"dur":{_us(stop - start)},"args":{{"seq":{ticket.seq}}}}}'
+        )
     yield (
         f'{{"ph":"X","cat":"in flight","name":"in flight",{head}'
         f'{_us(ticket.posted_at - zero)},"dur":{_us(ticket.settled_at - ticket.posted_at)},'
@@ -145,7 +152,9 @@ def _pairs(pairs: Iterable[list[Any]]) -> tuple[tuple[str, int], ...]:
     return tuple((name, num) for name, num in pairs)
 
 
-def _ticket(compute: dict[str, Any], in_flight: dict[str, Any], zero: float) -> TicketRecord:
+def _ticket(
+    compute: dict[str, Any], paused: Iterable[dict[str, Any]], in_flight: dict[str, Any], zero: float
+) -> TicketRecord:
     args = compute["args"]
     return TicketRecord(
         step=args["step"],
@@ -160,4 +169,7 @@ def _ticket(compute: dict[str, Any], in_flight: dict[str, Any], zero: float) -> 
         posted_at=zero + in_flight["ts"] * 1e-6,
         settled_at=zero + (in_flight["ts"] + in_flight["dur"]) * 1e-6,
         waited_s=in_flight["args"]["waited_s"],
+        pauses=tuple(
+            (zero + one["ts"] * 1e-6, zero + (one["ts"] + one["dur"]) * 1e-6) for one in paused
+        ),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from interlace.comm.collectives import Forward, Gather, perform
+from interlace.comm.collectives import Forward, Gather, PreemptionPoint, perform
 from interlace.comm.unsafe import Arm
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
@@ -59,6 +59,9 @@ class OneMoreGather(Model):
             except StopIteration as stop:
                 output: ForwardOutput = stop.value
                 return output
+            if isinstance(request, PreemptionPoint):
+                answer = await perform(request)
+                continue
             if (role, request.role) == ("tp", "ep"):
                 nothing = torch.zeros(1, device=weights.device)
                 stage = f"{request.stage}.one_more"

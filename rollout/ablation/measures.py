@@ -78,7 +78,7 @@ def rank_shares(steps: Sequence[StepRecord], tickets: Sequence[TicketRecord]) ->
     for ticket in tickets:
         by_path[ticket.path].append(ticket)
     computing = {
-        name: [(ticket.resumed_at, ticket.computed_at) for ticket in own]
+        name: [span for ticket in own for span in ticket.computing]
         for name, own in by_path.items()
     }
     overlap = sum(

@@ -117,6 +117,7 @@ def compose(
             kv=kv,
             expert_placement=placement,
             dispatch=config.dispatch.of(work),
+            preemptible=work == ("prefill",) and config.mode == "multiplexed",
         )
         for name, work in _works(config.mode).items()
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from interlace.comm.collectives import PreemptionPoint
 from interlace.comm.errors import (
     CanaryError,
     CommunicationError,
@@ -207,7 +208,7 @@ class _Astray:
 
     def send(self, value: Any) -> Any:
         request = self._forward.send(value)
-        if self._fault.is_now(self._fault.rank):
+        if not isinstance(request, PreemptionPoint) and self._fault.is_now(self._fault.rank):
             self._fault.at_step = 0
             return replace(request, stage="elsewhere")
         return request

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from interlace.comm.collectives import Collective, Exchange, Gather, perform
+from interlace.comm.collectives import Collective, Exchange, Gather, perform, preemption_point
 from interlace.moe.description import Description
 
 from .violation import Violation
@@ -96,6 +96,7 @@ class ToyModel:
                 heads = await perform(Gather(role="tp", stage=f"{layer}.heads", payload=payload))
                 going.join_heads(layer, heads)
             going.route()
+            await preemption_point()
             if context.strategy == "all_to_all":
                 await _all_to_all(going, layer)
             elif context.strategy == "fixed":

@@ -90,6 +90,24 @@ def test_another_result_that_is_there_first_is_handed_over_and_the_wait_goes_on(
     assert answer == (Early(index=0, value="another"), "main")
 
 
+def test_who_is_busy_does_not_wait() -> None:
+    main, other = Transport(3), Transport(100)
+    pieces = []
+
+    async def rank() -> Any:
+        others = ((other, "another"),)
+        request = Finish(communicator=main, handle="main", where="here", others=others, busy=True)
+        while isinstance(answer := await perform(request), Early):
+            assert answer == Early(index=1, value=None)
+            pieces.append(1)
+        return answer
+
+    time = FakeTime()
+    assert drive(rank(), time) == "main"
+    assert time.pauses == []
+    assert 0 < len(pieces) < 3
+
+
 def test_who_is_told_to_give_up_does_so_during_a_wait() -> None:
     asked = []
 

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from tests.comm.toy import DECODE, PREFILL, Recording, local_world, stub_result
 
-from interlace.comm.collectives import Collective, Exchange, Forward, Gather, perform
+from interlace.comm.collectives import (
+    Collective,
+    Exchange,
+    Forward,
+    Gather,
+    perform,
+    preemption_point,
+)
 from interlace.comm.errors import DivergedError, OrderError
 from interlace.comm.journal import Journal
 from interlace.comm.path import Op, Path, Ticket
@@ -40,6 +47,9 @@ class Rank:
         self.late: dict[int, int] = {}
         """Decode's comm_seq -> results of prefill that must have been taken before it is done."""
         self.prefills_taken = 0
+        self.until_piece: dict[int, int] = {}
+        """Decode's comm_seq -> pieces of prefill that must have been computed before it is done."""
+        self.pieces: list[str] = []
         self.entered: list[str] = []
         self.inside: str | None = None
         self.sequencer = Sequencer(
@@ -82,12 +92,29 @@ class Watching(Recording):
         return super().post(request, ticket)
 
     def poll(self, handle: Any) -> bool:
-        awaited = self.rank.late.get(handle.number, 0) if self.path == DECODE else 0
-        return self.rank.prefills_taken >= awaited and super().poll(handle)
+        if self.path == DECODE and (
+            self.rank.prefills_taken < self.rank.late.get(handle.number, 0)
+            or len(self.rank.pieces) < self.rank.until_piece.get(handle.number, 0)
+        ):
+            return False
+        return super().poll(handle)
 
     def result(self, handle: Any) -> Any:
         self.rank.prefills_taken += self.path == PREFILL
         return super().result(handle)
+
+
+async def in_pieces(rank: Rank, num: int) -> list[Any]:
+    """As `gathers`, with so many pieces of computation before each collective."""
+    answers = []
+    for stage in STAGES:
+        for piece in range(num):
+            if piece:
+                await preemption_point()
+            assert rank.inside == PREFILL
+            rank.pieces.append(stage)
+        answers.append(await perform(Gather(role="ep", stage=stage, payload=[stage])))
+    return answers
 
 
 def made(proposal: Proposal = ONLY_DECODE, state: PlanState | None = None) -> StepPlan:
@@ -142,6 +169,63 @@ def test_a_path_that_has_computed_ahead_can_still_be_dropped() -> None:
     assert set(rank.walk(step, {DECODE: gathers()})) == {DECODE}
     step = plan(step.after, [BOTH], CONFIG)
     rank.walk(step, {DECODE: gathers(), PREFILL: gathers()})
+
+
+def overlaps(rank: Rank) -> list[str]:
+    """Stretches of computation that began before the last one ended."""
+    tickets = rank.sequencer.journal.tickets
+    spans = sorted((*span, t.path, t.stage) for t in tickets for span in t.computing)
+    return [f"{a} {b}" for a, b in itertools.pairwise(spans) if a[1] > b[0]]
+
+
+def test_a_path_stands_aside_as_soon_as_what_another_waits_for_is_there() -> None:
+    rank = Rank()
+    step = made(BOTH)
+    rank.until_piece[1] = 7  # five before prefill's first collective, two of its second
+    rank.walk(step, {DECODE: gathers(), PREFILL: in_pieces(rank, 5)})
+    assert rank.pieces == ["embed"] * 5 + ["mix"] * 2
+    assert rank.posted == list(step.tickets)
+    for _ in range(2):
+        step = plan(step.after, [replace(BOTH, waiting_tokens=0, live_rows=1)], CONFIG)
+        outputs = rank.walk(step, {DECODE: gathers()})
+    assert outputs[PREFILL] == [[["embed"]], [["mix"]], [["logits"]]]
+    assert rank.pieces == ["embed"] * 5 + ["mix"] * 5 + ["logits"] * 5
+    mix = next(
+        t for t in rank.sequencer.journal.tickets if (t.path, t.stage) == (PREFILL, "mix")
+    )
+    assert len(mix.pauses) == 2
+    assert len(mix.computing) == 3
+    assert overlaps(rank) == []
+
+
+def test_nobody_stands_aside_where_nobody_waits() -> None:
+    rank = Rank()
+    step = made(replace(ONLY_DECODE, decode_rows=0, waiting_tokens=1))
+    outputs = rank.walk(step, {PREFILL: in_pieces(rank, 5)})
+    assert outputs == {PREFILL: [[["embed"]], [["mix"]], [["logits"]]]}
+    assert all(not ticket.pauses for ticket in rank.sequencer.journal.tickets)
+
+
+def test_a_path_that_stands_aside_can_still_be_dropped() -> None:
+    rank = Rank()
+    step = made(BOTH)
+    rank.until_piece[1] = 7
+    rank.walk(step, {DECODE: gathers(), PREFILL: in_pieces(rank, 5)})
+    step = plan(step.after, [replace(BOTH, waiting_tokens=0)], CONFIG)
+    assert step.drop == (PREFILL,)
+    assert set(rank.walk(step, {DECODE: gathers()})) == {DECODE}
+    assert len(rank.pieces) == 7
+    step = plan(step.after, [BOTH], CONFIG)
+    rank.walk(step, {DECODE: gathers(), PREFILL: gathers()})
+
+
+def test_a_program_is_recorded_and_driven_alone_through_preemption_points() -> None:
+    rank = Rank()
+    rank.inside = PREFILL
+    assert record_program(in_pieces(rank, 3), {"ep": 1}, stub_result) == PROGRAM
+    (end,) = [rank.world.communicator(("alone", "ep"), (0,), 0)]
+    answers = run_straight(in_pieces(rank, 3), {"ep": end})
+    assert answers == [[["embed"]], [["mix"]], [["logits"]]]
 
 
 def test_each_post_is_compared_first_where_that_is_asked_for() -> None:
