@@ -16,7 +16,7 @@ from .episode import Answer, Episode
 from .messages import TurnRequest
 from .tasks import Prompt, Task
 from .trajectory import EndReason, Source, Trajectory
-from .turns import TurnAborted, Turns
+from .turns import RolloutError, TurnAborted, Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Collector:
     ) -> Trajectory:
         """The finished trajectory, whatever became of its environment.
 
-        `past`: what it had come to when it was aborted; it goes on from there. Raises RolloutError
-        when a rank fails; an environment's failure only ends its trajectory.
+        `past`: what it had come to when it was aborted; it goes on from there. When a rank fails it
+        ends as aborted with the turns that had ended; an environment's failure ends it as that.
         """
         leader = self._balancer.place(task.group_id)
         episode = Episode(trajectory_id, task, leader, past)
@@ -65,7 +65,7 @@ class Collector:
         except EnvironmentFailure as failure:
             episode.info.update(error=str(failure), failure=failure.kind)
             end_reason = EndReason.ENVIRONMENT_ERROR
-        except TurnAborted:
+        except (TurnAborted, RolloutError):
             end_reason = EndReason.ABORTED
         finally:
             self._turns.ended(trajectory_id)
@@ -104,7 +104,7 @@ class Collector:
                 step = environment.step(self._chat.decode(answer.token_ids))
                 try:
                     outcome = await self._turns.unless_aborted(number, step)
-                except (EnvironmentFailure, TurnAborted):
+                except (EnvironmentFailure, TurnAborted, RolloutError):
                     self._end_turn(episode, answer)
                     raise
                 info = outcome.info

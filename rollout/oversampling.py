@@ -24,7 +24,8 @@ class DropReason(StrEnum):
     """Why a trajectory was not given out."""
 
     ABORTED = "aborted"
-    """It was ended before its end: as there was enough, by hand, or by an update."""
+    """It was ended before its end: as there was enough, by hand, by an update, or by a rank that
+    failed."""
     UNFINISHED_GROUP = "unfinished_group"
     """It is finished, but another one of its group is not."""
     SURPLUS = "surplus"

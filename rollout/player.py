@@ -35,6 +35,8 @@ class _Round:
     waiting: deque[Assignment]
     playing: set[int] = field(default_factory=set)
     feeder: asyncio.Task[None] | None = None
+    failure: RolloutError | None = None
+    """Of a rank, that has ended something of it too early."""
 
 
 class Player:
@@ -114,6 +116,8 @@ class Player:
             for trajectory in not_started:
                 self._turns.ended(trajectory.trajectory_id)
             self._drop(playing, [(each, DropReason.NOT_STARTED) for each in not_started])
+            if playing.failure is not None:
+                raise playing.failure
         except* Exception as errors:
             playing.run.put(_first(errors))
 
@@ -145,7 +149,13 @@ class Player:
         finally:
             self._places.release()
             playing.playing.remove(number)
-        await self._ended(playing, marked(played, self._unsafe))
+        played = marked(played, self._unsafe)
+        if self._turns.failure is not None and not is_finished(played):
+            playing.failure = self._turns.failure
+            playing.stopping.set()
+            self._drop(playing, [(played, DropReason.ABORTED)])
+            return
+        await self._ended(playing, played)
 
     async def _ended(self, playing: _Round, trajectory: Trajectory) -> None:
         """Give the trajectory out, with its group, or say why not."""

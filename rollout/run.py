@@ -50,7 +50,7 @@ class Run:
 
         Aborted trajectories and, where groups wait until they are complete, the finished members of
         groups that were not; also those that were not begun, without tokens. In a run that leaves
-        nothing out, aborted ones are among what is iterated as well.
+        nothing out, aborted ones are among what is iterated as well, unless a rank has failed.
         """
         return sorted(self._partials, key=lambda trajectory: trajectory.trajectory_id)
 

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class RolloutError(RuntimeError):
-    """A rank failed; every trajectory it was working on is lost with it.
+    """A rank failed, and all the others end with it; `Run.partials` has what was in play.
 
     `diagnosis` says what every rank was doing; None where ranks are not processes.
     """
@@ -76,7 +76,8 @@ class Turns:
         self._paused: PauseMode | None = None
         self._open = asyncio.Event()
         self._open.set()
-        self._failure: RolloutError | None = None
+        self.failure: RolloutError | None = None
+        """What a rank has failed with; no turn will be answered any more."""
         self.asked: list[tuple[int, float]] = []
         """Trajectory and time of every turn asked, by the clock of this host's ranks."""
 
@@ -92,8 +93,8 @@ class Turns:
         number = request.trajectory
         while self._paused is not None:
             await self.unless_aborted(number, self._open.wait())
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         if number in self._aborted:
             raise TurnAborted
         if self._barrier is not None and (holds := self._barrier.holds(number, num_sampled)):
@@ -116,7 +117,9 @@ class Turns:
         task = asyncio.ensure_future(work)
         interrupted: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._interruptible[trajectory] = interrupted
-        if trajectory in self._aborted or self._paused == "abort":
+        if self.failure is not None:
+            interrupted.set_result(self.failure)
+        elif trajectory in self._aborted or self._paused == "abort":
             interrupted.set_result(TurnAborted())
         try:
             await asyncio.wait((task, interrupted), return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +135,7 @@ class Turns:
     def abort(self, trajectory: int) -> None:
         """End the trajectory at its running turn, whose partial result counts, or before its next;
         one that is not played yet before its first."""
-        if trajectory in self._waiting:
+        if trajectory in self._waiting and self.failure is None:
             leader, _ = self._waiting[trajectory]
             self._send(leader, Abort(trajectory=trajectory))
         self._aborted.add(trajectory)
@@ -181,12 +184,12 @@ class Turns:
             case Held() if self._barrier is not None:
                 self._barrier.held(event.trajectory, event.version)
             case RankFailure():
-                self._failure = self._failure or RolloutError(event.text, event.diagnosis)
+                self.failure = self.failure or RolloutError(event.text, event.diagnosis)
                 for _, future in self._waiting.values():
                     if not future.done():
-                        future.set_exception(self._failure)
+                        future.set_exception(self.failure)
                 for trajectory in list(self._interruptible):
-                    self._interrupt(trajectory, self._failure)
+                    self._interrupt(trajectory, self.failure)
 
     def _interrupt(self, trajectory: int, error: Exception) -> None:
         interrupted = self._interruptible.get(trajectory)

@@ -134,6 +134,16 @@ def shifted(loss_mask: Function) -> Function:
     return changed
 
 
+def lost_with_its_rank(play: Function) -> Function:
+    async def changed(self: Any, *args: Any, **kwargs: Any) -> Trajectory:
+        trajectory: Trajectory = await play(self, *args, **kwargs)
+        if self._turns.failure is not None:
+            raise self._turns.failure
+        return trajectory
+
+    return changed
+
+
 def begins_anew(play: Function) -> Function:
     return lambda self, number, task, past=None: play(self, number, task)
 
@@ -197,6 +207,11 @@ MUTATIONS = (
         name="what is resumed begins anew",
         target="interlace.rollout.collector:Collector.play",
         change=begins_anew,
+    ),
+    Mutation(
+        name="what was in play is lost with the rank that failed",
+        target="interlace.rollout.collector:Collector.play",
+        change=lost_with_its_rank,
     ),
     Mutation(
         name="who is in play when there is enough plays on",

@@ -63,8 +63,16 @@ COMPLAINTS = (
         row=43,
         threads=("volcengine/verl#4308",),
         complaint="One dead engine ends the run.",
-        answer="not yet",
-        what="It does here too: a rank that fails ends the run, with one error and what had been "
-        "collected. Only processes of environments are replaced.",
+        answer="partly",
+        what="A rank that fails ends the run with one error, and no rank is replaced. What was "
+        "finished is given out before the error, what was in play is in `Run.partials` with every "
+        "turn that had ended, and another rollout goes on with it to the same bits.",
+        proofs=(
+            Proof(
+                test="tests/rollout/test_lost_ranks.py"
+                "::test_what_was_in_play_when_a_rank_failed_goes_on_elsewhere_to_the_same_bits",
+                disabled="what was in play is lost with the rank that failed",
+            ),
+        ),
     ),
 )
