@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from interlace.rollout.config import ConfigError
 
 from .arms import Arm
 from .child import LOG, REQUEST, RESULT
 from .machine_load import LIMIT, Load
-from .request import Request
 
 CHILD = (sys.executable, "-m", "interlace.rollout.ablation.child")
 _LOOK_S = 0.5
@@ -28,6 +27,12 @@ _NUM_TRIES = 2
 """Of a run that came out void, before the next one's turn."""
 
 Told = Callable[[str], None]
+
+
+class Request(Protocol):
+    """What all runs of a folder have in common."""
+
+    def as_json(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +73,14 @@ class Bench:
         patience_s: float = 0.0,
         tell: Told,
         program: Sequence[str] = CHILD,
+        progress: Callable[[Path], str] | None = None,
     ) -> None:
         """`patience_s`: how long a run waits for others to let go of the machine. `program` is
-        given the run's folder and the process to die with."""
+        given the run's folder and the process to die with; `progress` tells from that folder how
+        far it is."""
         self._folder, self._request, self._tell = folder, request, tell
         self._watch, self._max_load, self._patience_s = watch, max_load, patience_s
-        self._program = program
+        self._program, self._progress = program, progress or _num_finished
 
     def prepare(self) -> None:
         """Make the folder. ConfigError if it holds runs of another request, or other files."""
@@ -90,7 +97,7 @@ class Bench:
                 )
         elif any(self._folder.iterdir()):
             raise ConfigError(
-                f"--out {self._folder}: holds files, and not those of an ablation: choose an "
+                f"--out {self._folder}: holds files, and not those of a comparison: choose an "
                 "empty or new folder"
             )
         path.write_text(json.dumps(mine, indent=2) + "\n", encoding="utf-8")
@@ -126,7 +133,7 @@ class Bench:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
             try:
                 while not _ends_within(process, _LOOK_S):
-                    self._tell(f"{arm.name}, run {repeat + 1}: {_progress(folder)}")
+                    self._tell(f"{arm.name}, run {repeat + 1}: {self._progress(folder)}")
             except BaseException:
                 _end(process)
                 raise
@@ -183,7 +190,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _progress(folder: Path) -> str:
+def _num_finished(folder: Path) -> str:
     """How far a run is, from the file it writes as it goes."""
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

@@ -97,7 +97,7 @@ def test_a_folder_of_another_request_is_refused(tmp_path):
         bench(tmp_path / "one", Loads([0.5]), request=other).prepare()
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "letter.txt").write_text("dear")
-    with pytest.raises(ConfigError, match="holds files, and not those of an ablation"):
+    with pytest.raises(ConfigError, match="holds files, and not those of a comparison"):
         bench(tmp_path / "two", Loads([0.5])).prepare()
 
 
