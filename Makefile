@@ -7,7 +7,7 @@ USUAL := not hosts and not failures
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday complaints learn trl updates test-hosts test-failures bench bench-window bench-tags layouts ablate device-check model swaps test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday complaints learn trl updates test-hosts test-failures bench bench-window bench-tags bench-scheduler profile layouts ablate peers device-check model swaps test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp $(wildcard moe/native/*)
@@ -66,11 +66,21 @@ bench: $(READY)  ## serial against multiplexed on the demo, five times each, in 
 bench-window: $(READY)  ## small messages between two processes: the window against gloo
 	$(BIN)/python experiments/bench_window.py --out out/bench-window
 
-ablate: $(READY)  ## every mode and order on fixed work, seven times, in turn: ten hours, can be ended and resumed
+profile: $(READY)  ## where a step's time goes on two ranks, and what exactness costs; minutes
+	$(BIN)/python experiments/profile_step.py --out out/profile
+	$(BIN)/python experiments/exact_price.py --out out/profile
+
+ablate: $(READY)  ## every mode and order on fixed work, five or seven times, in turn: three hours, can be ended and resumed
 	$(BIN)/python experiments/ablate.py --out out/ablate
+
+peers: $(READY)  ## other engines to measure against, each in its own environment: 5 GB, half an hour
+	$(BIN)/python experiments/peers/install.py --into build/peers
 
 bench-tags: $(READY)  ## what verification costs a step
 	$(BIN)/python experiments/bench_tags.py
+
+bench-scheduler: $(READY)  ## what deciding costs with 10,000 waiting, and a decode step beside its model
+	$(BIN)/python experiments/bench_scheduler.py
 
 device-check: $(READY)  ## one NVIDIA GPU: does it work, is it exact, what does multiplexing gain; four minutes
 	$(BIN)/python experiments/device_check.py --out out/device-check

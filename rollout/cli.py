@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from interlace.rollout import cache
 from interlace.rollout.callbacks import Callback
+from interlace.rollout.commands import bench
 from interlace.rollout.commands.ablate import ablate
 from interlace.rollout.commands.collect import collect, environment_errors
 from interlace.rollout.commands.doctor import doctor
@@ -56,6 +57,7 @@ app.command("eval")(evaluation)
 app.command()(doctor)
 app.command()(verify)
 app.command()(ablate)
+app.add_typer(bench.app, name="bench")
 
 
 @app.command()

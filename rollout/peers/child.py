@@ -1,0 +1,92 @@
+"""One run of one engine, as a process of its own: ``python -m interlace.rollout.peers.child``.
+
+Reads `request.json` of the folder it is given and leaves `run.json` there, last of all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from interlace.envs.lifeline import die_with_parent
+from interlace.rollout.ablation.arms import Arm
+from interlace.rollout.ablation.child import REQUEST, RESULT
+from interlace.rollout.cache import model_folder
+
+from .contestants import (
+    INTERLACE,
+    family_of,
+    gguf_of,
+    launches,
+    settings_of,
+    usable_cores,
+)
+from .interlace_run import play_interlace
+from .peer_processes import play_peer
+from .played import PlayedPhase, figures
+from .request import PeersRequest
+from .workload import Phase
+
+PHASE = "phase.txt"
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """Play the work on two cores; what came of it, as JSON values."""
+    asked = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    request = PeersRequest.from_json(asked["request"])
+    arm = Arm(name=asked["arm"], overrides=tuple(asked["overrides"]))
+    cores = usable_cores()
+    os.sched_setaffinity(0, cores)
+    phases = request.phases()
+    return figures(request.shape, phases, play(request, arm, phases, folder, cores))
+
+
+def play(
+    request: PeersRequest,
+    arm: Arm,
+    phases: list[Phase],
+    folder: Path,
+    cores: tuple[int, ...],
+) -> list[PlayedPhase]:
+    """All phases by one contestant; `folder` gets what its processes write."""
+
+    def tell(phase: str) -> None:
+        (folder / PHASE).write_text(phase, encoding="utf-8")
+
+    if family_of(arm) == INTERLACE:
+        return play_interlace(request.config(arm.overrides), phases, tell)
+    job = {
+        "checkpoint": str(model_folder(request.model)),
+        "gguf": str(gguf_of(request.installed)),
+        "num_threads": len(cores),
+        "settings": settings_of(arm),
+    }
+    return play_peer(launches(arm, request.installed, cores), phases, job, folder, tell)
+
+
+def phase_of(folder: Path) -> str:
+    """How far a run is."""
+    try:
+        return (folder / PHASE).read_text(encoding="utf-8")
+    except OSError:
+        return "starting"
+
+
+def main() -> None:
+    """Exit code 0 and a `run.json`, or a traceback in the log."""
+    # In the background of a script it would be ignored, and this would live on without its parent.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    die_with_parent(int(sys.argv[2]), signal.SIGINT)
+    folder = Path(sys.argv[1])
+    found = run(folder)
+    partial = folder / f"{RESULT}.partial"
+    partial.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, folder / RESULT)
+
+
+if __name__ == "__main__":
+    main()
