@@ -15,7 +15,7 @@ from .content import Content, Experts
 from .prefix_tree import Match, Node, PrefixTree
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
     """The blocks one sequence holds until it is given back."""
 
@@ -45,7 +45,7 @@ class BlockManager:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tree = PrefixTree(block_size)
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._leases: list[Lease] = []
+        self._leases: dict[Lease, None] = {}
         self.oldest = 0
         """First version of the oldest weights whose keys and values are given to anybody else."""
 
@@ -65,6 +65,8 @@ class BlockManager:
         self, tokens: Sequence[int], num_tokens: int, *, spare: int = 0, oldest: int = 0
     ) -> bool:
         """Whether `lease` would succeed now."""
+        if self.blocks_for(num_tokens) + spare <= self.num_available:
+            return True  # whatever is cached: less is never needed without it
         return self._affordable(tokens, num_tokens, spare, oldest) is not None
 
     def lease(
@@ -107,7 +109,7 @@ class BlockManager:
             copies=copies,
             pinned=pinned,
         )
-        self._leases.append(lease)
+        self._leases[lease] = None
         return lease
 
     def grow(self, lease: Lease, num_tokens: int) -> bool:
@@ -175,14 +177,14 @@ class BlockManager:
         self._free.extend(lease.block_table[full + bool(len(rest)) :])
         self.copies_of(lease)
         self.tree.unlock(lease.shared)
-        self._leases.remove(lease)
+        del self._leases[lease]
 
     def discard(self, lease: Lease) -> None:
         """End a lease without keeping anything it computed."""
         self.copies_of(lease)
         self._free.extend(lease.block_table[len(lease.shared) :])
         self.tree.unlock(lease.shared)
-        self._leases.remove(lease)
+        del self._leases[lease]
 
     def check_integrity(self) -> None:
         """Raise AssertionError with the numbers unless every block is in exactly one place."""

@@ -33,7 +33,8 @@ from .messages import (
     decode_told,
     encode,
 )
-from .scheduler import Drawn, Scheduler
+from .scheduler import Scheduler
+from .sequence import Drawn
 from .shipment import Shipment
 from .transfer import Transferred
 

@@ -163,7 +163,7 @@ class PrefillSide:
         assert sequence is not None
         assert work.supplied is not None
         held = work.job.num_held
-        experts = np.zeros_like(sequence.experts[:held])
+        experts = np.zeros((held, *sequence.experts.shape[1:]), np.uint8)
         first = len(lease.shared) * self._blocks.block_size
         experts[first:] = np.frombuffer(work.supplied, np.uint8).reshape(experts[first:].shape)
         content = Content(

@@ -4,22 +4,25 @@ A node is one block. Inner nodes are full; a leaf may be partly filled. A contex
 by token: whole blocks are shared, and of the block where it leaves the tree a copy serves (the
 caller copies it). Nodes in use are locked from the root down; of the others the least recently
 used leaf is evicted first. Nodes keep the experts their tokens were routed to, and which weights
-computed them: the same tokens computed with other weights are other nodes.
+computed them: the same tokens computed with other weights are other nodes. There is a root for each
+age of weights that a context may begin with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from .content import Content, Experts
+from .eviction_order import EvictionOrder
+from .siblings import Siblings
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One block of the tree; the root holds none."""
+    """One block of the tree; a root holds none."""
 
     tokens: tuple[int, ...]
     block: int
@@ -30,8 +33,10 @@ class Node:
     oldest: int
     """Of the weights of the whole context up to here: those of its first token."""
     parent: Node | None
-    children: dict[int, list[Node]] = field(default_factory=dict)
-    """First token -> nodes that begin with it."""
+    number: int = 0
+    """Counts the nodes that ever were."""
+    children: Siblings[Node] | None = None
+    """None: it has none."""
     users: int = 0
     """Sequences that read this block right now."""
     last_used: int = 0
@@ -60,11 +65,16 @@ class PrefixTree:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        nothing = np.zeros((0, 0, 0), np.uint8)
-        self._root = Node(tokens=(), block=-1, experts=nothing, weights=(), oldest=0, parent=None)
-        self._nodes: set[Node] = set()
+        self._roots: dict[int, Node] = {}
+        """Oldest weights -> the root of what they have computed."""
+        self._nodes: dict[int, Node] = {}
+        """By block."""
+        self._order = EvictionOrder()
         self._num_locked = 0
         self._clock = 0
+        self._num_inserted = 0
+        self.num_removed = 0
+        """Nodes that have left. As long as it is the same, what is cached is cached."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -76,38 +86,29 @@ class PrefixTree:
 
     @property
     def blocks(self) -> list[int]:
-        return [node.block for node in self._nodes]
+        return list(self._nodes)
 
     def match(self, tokens: Sequence[int], limit: int, *, oldest: int = 0) -> Match:
         """The longest cached prefix of ``tokens[:limit]`` computed with no weights older than
         `oldest`; of equally long ones the newest. Changes nothing."""
-        starts = self._root.children.get(tokens[0], ()) if tokens else ()
-        ages = sorted({node.oldest for node in starts if node.oldest >= oldest})
-        found = [self._match_from(tokens, limit, age) for age in reversed(ages)]
+        ages = sorted((age for age in self._roots if age >= oldest), reverse=True)
+        found = [self._match_below(self._roots[age], tokens, limit) for age in ages]
         return max(found, key=lambda m: m.num_tokens(self.block_size), default=Match(nodes=()))
 
-    def _match_from(self, tokens: Sequence[int], limit: int, age: int) -> Match:
-        """The longest prefix whose oldest weights are these."""
+    def _match_below(self, root: Node, tokens: Sequence[int], limit: int) -> Match:
         size = self.block_size
-        node, nodes, at = self._root, [], 0
-
-        def below(first: int) -> Iterator[Node]:
-            return (child for child in node.children.get(first, ()) if child.oldest == age)
-
-        while at + size <= limit:
-            key = tuple(tokens[at : at + size])
-            child = next((c for c in below(key[0]) if c.tokens == key), None)
+        nodes, at, children = [], 0, root.children
+        while children is not None and at + size <= limit:
+            child = children.holding(tuple(tokens[at : at + size]))
             if child is None:
                 break
             nodes.append(child)
-            node, at = child, at + size
-        rest = tuple(tokens[at : min(at + size, limit)])
-        best, length = None, 0
-        for child in below(rest[0]) if rest else ():
-            common = _common_prefix(child.tokens, rest)
-            if common > length:
-                best, length = child, common
-        return Match(nodes=tuple(nodes), partial=best, num_partial=length)
+            at, children = at + size, child.children
+        partial, num_partial = None, 0
+        if children is not None and at < limit:
+            rest = tuple(tokens[at : min(at + size, limit)])
+            partial, num_partial = children.nearest(rest)
+        return Match(nodes=tuple(nodes), partial=partial, num_partial=num_partial)
 
     def lock(self, nodes: Sequence[Node]) -> None:
         """Keep these from eviction; they must be a chain from the root."""
@@ -122,6 +123,7 @@ class PrefixTree:
             node.users -= 1
             assert node.users >= 0, "unlocked a node nobody uses"
             self._num_locked -= node.users == 0
+            self._offer(node)
 
     def touch(self, node: Node) -> None:
         self._clock += 1
@@ -133,45 +135,44 @@ class PrefixTree:
         Returns the node that now stands for this content and the blocks nobody needs any more:
         `block` itself if the content was there already, or shorter leaves this one replaces.
         """
-        above = parent or self._root
         key, weights = tuple(content.tokens), tuple(content.weights)
+        above = parent or self._root(weights[0])
         assert 0 < len(key) <= self.block_size
-        assert above is self._root or len(above.tokens) == self.block_size
-        siblings = above.children.setdefault(key[0], [])
-        freed: list[int] = []
-        for sibling in list(siblings):
+        assert above.parent is None or len(above.tokens) == self.block_size
+        shorter: list[Node] = []
+        for sibling in above.children.related(key) if above.children else ():
             num = min(len(sibling.tokens), len(key))
-            if (sibling.tokens[:num], sibling.weights[:num]) != (key[:num], weights[:num]):
+            if sibling.weights[:num] != weights[:num]:
                 continue
             if num == len(key):
                 self.touch(sibling)
-                return sibling, [block, *freed]
+                return sibling, [block, *map(self._remove, shorter)]
             if sibling.users == 0:
-                freed.append(self._remove(sibling))
+                shorter.append(sibling)
+        self._num_inserted += 1
         node = Node(
             tokens=key,
             block=block,
             experts=content.experts,
             weights=weights,
-            oldest=weights[0] if above is self._root else above.oldest,
+            oldest=above.oldest,
             parent=above,
+            number=self._num_inserted,
         )
-        above.children.setdefault(key[0], []).append(node)
-        self._nodes.add(node)
+        if above.children is None:
+            above.children = Siblings()
+        above.children.add(node)
+        self._nodes[block] = node
         self.touch(node)
-        return node, freed
+        self._offer(node)
+        return node, [self._remove(sibling) for sibling in shorter]
 
     def evict(self, *, oldest: int = 0) -> int | None:
         """Give up a leaf nobody uses; its block, or None if there is none.
 
         Those come first that are of weights older than `oldest`, then the least recently used."""
-        leaves = (node for node in self._nodes if node.users == 0 and node.is_leaf)
-        node = min(
-            leaves,
-            key=lambda leaf: (leaf.oldest >= oldest, leaf.last_used, leaf.block),
-            default=None,
-        )
-        return None if node is None else self._remove(node)
+        block = self._order.next(oldest=oldest, free=self._free)
+        return None if block is None else self._remove(self._nodes[block])
 
     def take(self, node: Node) -> int:
         """Remove an unlocked leaf whose block the caller goes on writing; no copy is needed."""
@@ -182,16 +183,34 @@ class PrefixTree:
     def _remove(self, node: Node) -> int:
         above = node.parent
         assert above is not None
-        siblings = above.children[node.tokens[0]]
-        siblings.remove(node)
-        if not siblings:
-            del above.children[node.tokens[0]]
-        self._nodes.remove(node)
+        assert above.children is not None
+        above.children.remove(node)
+        if not above.children:
+            above.children = None
+            self._offer(above)
+        del self._nodes[node.block]
+        self.num_removed += 1
         return node.block
 
+    def _offer(self, node: Node) -> None:
+        """It may be evicted now, if it may."""
+        if node.users == 0 and node.is_leaf:
+            if node.parent is None:
+                del self._roots[node.oldest]
+            else:
+                self._order.offer(node)
 
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
+    def _free(self, block: int) -> Node | None:
+        """The node of this block, if it may be evicted."""
+        node = self._nodes.get(block)
+        return node if node is not None and node.users == 0 and node.is_leaf else None
+
+    def _root(self, age: int) -> Node:
+        if age not in self._roots:
+            self._roots[age] = Node(
+                tokens=(), block=-1, experts=_NOTHING, weights=(), oldest=age, parent=None
+            )
+        return self._roots[age]
+
+
+_NOTHING = np.zeros((0, 0, 0), np.uint8)

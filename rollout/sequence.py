@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,16 @@ import numpy as np
 from .block_manager import Lease
 from .content import Content, Experts
 from .messages import Held, TurnRequest, TurnResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One sampled token."""
+
+    token: int
+    logprob_raw: float
+    logprob: float
+    ends_choice: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +33,8 @@ class Sequence:
     token_ids: list[int]
     """Context and what was sampled behind it."""
     experts: Experts
-    """[context + max_tokens, L, K], of the pass that computed each of the first `num_computed`."""
+    """[most_tokens, L, K], of the pass that computed each of the first `num_computed`; before the
+    first is computed [0, L, K]."""
     lease: Lease | None = None
     num_computed: int = 0
     weights: list[int] = field(default_factory=list)
@@ -70,20 +82,27 @@ class Sequence:
                 f"trajectory {request.trajectory}: {len(request.token_ids)} context tokens leave "
                 f"no room to sample: a context holds 1 to {max_context}"
             )
-        max_tokens = min(request.sampling.max_tokens, room)
-        total = len(request.token_ids) + max_tokens
         return cls(
             request=request,
-            max_tokens=max_tokens,
+            max_tokens=min(request.sampling.max_tokens, room),
             token_ids=[*request.token_ids, *generated],
             num_settled=request.experts_from,
             num_forwarded=request.experts_from,
-            experts=np.zeros((total, *expert_shape), np.uint8),
+            experts=np.zeros((0, *expert_shape), np.uint8),
         )
 
     @property
     def num_context(self) -> int:
         return len(self.request.token_ids)
+
+    @property
+    def most_tokens(self) -> int:
+        """That its context may come to."""
+        return self.num_context + self.max_tokens
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_context
 
     @property
     def generated(self) -> list[int]:
@@ -109,6 +128,8 @@ class Sequence:
 
     def compute(self, start: int, experts: Experts, weights: Iterable[int]) -> None:
         """The tokens from `start` on have keys and values now."""
+        if not len(self.experts):
+            self.experts = np.zeros((self.most_tokens, *self.experts.shape[1:]), np.uint8)
         self.num_computed = start + len(experts)
         self.experts[start : self.num_computed] = experts
         self.weights[start:] = weights
@@ -118,6 +139,28 @@ class Sequence:
         """A token was sampled from all that is computed."""
         self.num_drawn += 1
         self.num_settled = self.num_computed
+
+    def append(self, drawn: Drawn, *, version: int, kv_version: int) -> None:
+        """What was drawn is agreed."""
+        self.token_ids.append(drawn.token)
+        self.logprobs_raw.append(drawn.logprob_raw)
+        self.logprobs.append(drawn.logprob)
+        self.versions.append(version)
+        self.kv_versions.append(kv_version)
+
+    def finish(self, drawn: Drawn, text_of: Callable[[Tokens[int]], str]) -> str | None:
+        """Why the turn ends with this token, its last, or None. `text_of` is asked only where stop
+        strings are set."""
+        params = self.request.sampling
+        if drawn.token in params.stop_token_ids:
+            return "stop"
+        if drawn.ends_choice:
+            return "choice"
+        if params.stop_strings:
+            text = text_of(self.spoken)
+            if any(string in text for string in params.stop_strings):
+                return "stop"
+        return "length" if self.num_generated >= self.max_tokens else None
 
     def forget(self) -> int:
         """Its keys and values are gone, and what it has sampled stays; the number of rows."""
@@ -132,12 +175,15 @@ class Sequence:
 
     def is_held(self, version: int) -> bool:
         """It has sampled all that it may before a version newer than this one is in use."""
-        return any(num <= self.num_drawn and version < new for num, new in self.request.holds)
+        holds = self.request.holds
+        return bool(holds) and any(num <= self.num_drawn and version < new for num, new in holds)
 
     def holds_reached(self, version: int) -> list[Held]:
         """Those it has come to while `version` is in use; it gets no other token before they are
         over, so to ask once behind each token is to hear of each hold once."""
-        sampled = len(self.generated)
+        if not self.request.holds:
+            return []
+        sampled = self.num_generated
         return [
             Held(trajectory=self.request.trajectory, version=new)
             for num, new in self.request.holds

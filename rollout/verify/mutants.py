@@ -306,7 +306,7 @@ class ProposesTooLittle(ToyLeader):
 
     def propose(self, rank: int, hashes: tuple[int, ...]) -> Proposal:
         proposal = super().propose(rank, hashes)
-        joining = self.scheduler._num_joining
+        joining = len(self.scheduler._joining)
         return replace(proposal, decode_rows=proposal.decode_rows - joining)
 
 

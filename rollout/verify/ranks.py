@@ -15,7 +15,8 @@ from interlace.rollout.changed import Changed
 from interlace.rollout.group import Follower, Leader
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, TurnResult, UpdateMode
-from interlace.rollout.scheduler import Drawn, Scheduler
+from interlace.rollout.scheduler import Scheduler
+from interlace.rollout.sequence import Drawn
 
 from .toy_model import ToyOutput, ToyWeights
 from .violation import Violation

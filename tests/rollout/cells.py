@@ -21,7 +21,8 @@ from interlace.rollout.block_manager import BlockManager
 from interlace.rollout.group import Side
 from interlace.rollout.kv_versions import KVVersions
 from interlace.rollout.messages import TurnRequest, TurnResult
-from interlace.rollout.scheduler import Drawn, Scheduler
+from interlace.rollout.scheduler import Scheduler
+from interlace.rollout.sequence import Drawn
 
 SIZE = 4
 STOP = 7

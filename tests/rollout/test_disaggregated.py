@@ -186,7 +186,7 @@ def give_back_at_once(side: DecodeSide, trajectory: int) -> None:
     sequence = side._scheduler.away(trajectory)
     abort(side, trajectory)
     if sequence is not None:
-        side._scheduler._give_back(sequence)
+        side._scheduler._holdings.give_back(sequence)
 
 
 send_home, abort = PrefillSide._send_home, DecodeSide.abort

@@ -11,7 +11,8 @@ from interlace.moe.description import Description
 from interlace.moe.sampling_params import SamplingParams
 from interlace.rollout.block_manager import BlockManager
 from interlace.rollout.messages import TurnRequest, TurnResult
-from interlace.rollout.scheduler import Drawn, Scheduler
+from interlace.rollout.scheduler import Scheduler
+from interlace.rollout.sequence import Drawn
 
 SIZE = 4
 STOP = 9

@@ -14,6 +14,7 @@ from tests.rollout.updated_ranks import Asked, Folders, Job, Reference, experts_
 
 from interlace.moe.random_model import write_random_model
 from interlace.rollout import load_config
+from interlace.rollout.holdings import Holdings
 from interlace.rollout.messages import TurnRequest, TurnResult, UpdateMode
 from interlace.rollout.prefill_side import PrefillSide
 from interlace.rollout.scheduler import Scheduler
@@ -226,7 +227,7 @@ def overwrites(sequence: Turn) -> int:
     return num
 
 
-def keeps_prefills(scheduler: Scheduler, sequence: Turn) -> bool:
+def keeps_prefills(holdings: Holdings, sequence: Turn) -> bool:
     return False
 
 
@@ -240,8 +241,8 @@ def goes_on(side: PrefillSide, version: int, mode: UpdateMode) -> Any:
 
 CARELESS: dict[str, tuple[str, UpdateMode, type, str, Any]] = {
     "experts are overwritten": ("multiplexed", "retract", Turn, "forget", overwrites),
-    "prefills go on": ("multiplexed", "keep", Scheduler, "_is_outdated", keeps_prefills),
-    "nothing is retracted": ("multiplexed", "retract", Scheduler, "_is_outdated", keeps_prefills),
+    "prefills go on": ("multiplexed", "keep", Holdings, "is_outdated", keeps_prefills),
+    "nothing is retracted": ("multiplexed", "retract", Holdings, "is_outdated", keeps_prefills),
     "new turns find old keys": ("multiplexed", "keep", Scheduler, "install", finds_old),
     "who prefills goes on": ("disaggregated", "keep", PrefillSide, "updated", goes_on),
 }

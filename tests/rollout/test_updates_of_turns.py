@@ -15,11 +15,11 @@ from tests.rollout.two_sides import TwoSides
 from interlace.moe.sampling_params import SamplingParams
 from interlace.rollout.block_manager import BlockManager
 from interlace.rollout.content import Content
+from interlace.rollout.holdings import Holdings
 from interlace.rollout.kv_versions import KVVersions
 from interlace.rollout.messages import Held, TurnRequest, UpdateMode
 from interlace.rollout.prefill_side import PrefillSide
 from interlace.rollout.prefix_tree import PrefixTree
-from interlace.rollout.scheduler import Scheduler
 from interlace.rollout.sequence import Sequence as Turn
 
 LONG = 12
@@ -504,13 +504,13 @@ def ignores_versions(tree: PrefixTree, tokens: Any, limit: int, *, oldest: int =
 
 
 def merges_tokens(tree: PrefixTree, parent: Any, content: Content, block: int) -> Any:
-    siblings = (parent or tree._root).children.get(content.tokens[0], [])
-    same = [s for s in siblings if s.tokens == content.tokens]
+    parents = tree._roots.values() if parent is None else [parent]
+    same = [c for p in parents for c in p.children or () if c.tokens == content.tokens]
     return (same[0], [block]) if same else insert(tree, parent, content, block)
 
 
-def drops_nothing(scheduler: Scheduler, sequence: Turn) -> bool:
-    return sequence not in scheduler._waiting and is_outdated(scheduler, sequence)
+def drops_nothing(holdings: Holdings, sequence: Turn) -> bool:
+    return sequence not in holdings._waiting and is_outdated(holdings, sequence)
 
 
 def says_new(kv: KVVersions, stamp: int) -> int:
@@ -537,17 +537,17 @@ def goes_on(side: PrefillSide, version: int, mode: UpdateMode) -> Any:
 
 
 match, insert = PrefixTree.match, PrefixTree.insert
-is_outdated, compute = Scheduler._is_outdated, Turn.compute
+is_outdated, compute = Holdings.is_outdated, Turn.compute
 
 
-def last_gives_way(scheduler: Scheduler, sequence: Turn) -> tuple[bool, int]:
+def last_gives_way(holdings: Holdings, sequence: Turn) -> tuple[bool, int]:
     return True, sequence.arrival
 
 
 CARELESS: dict[str, tuple[type, str, Any]] = {
     "a match looks at tokens only": (PrefixTree, "match", ignores_versions),
     "blocks of the same tokens are merged": (PrefixTree, "insert", merges_tokens),
-    "a prefill goes on under other weights": (Scheduler, "_is_outdated", drops_nothing),
+    "a prefill goes on under other weights": (Holdings, "is_outdated", drops_nothing),
     "keys are as new as tokens": (KVVersions, "number", says_new),
     "experts are those computed last": (Turn, "forget", forgets_routing),
     "experts count before a token was sampled": (Turn, "compute", settles_at_once),
@@ -557,7 +557,7 @@ CARELESS: dict[str, tuple[type, str, Any]] = {
 
 
 def test_who_came_last_may_not_be_able_to_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "_gives_way", last_gives_way)
+    monkeypatch.setattr(Holdings, "gives_way", last_gives_way)
     with pytest.raises(AssertionError):
         test_who_gives_way_is_who_can_be_computed_again()
 

@@ -11,7 +11,8 @@ from interlace.moe.description import Description
 from interlace.moe.sampling_params import SamplingParams
 from interlace.rollout.block_manager import BlockManager
 from interlace.rollout.messages import TurnRequest
-from interlace.rollout.scheduler import Drawn, Scheduler
+from interlace.rollout.scheduler import Scheduler
+from interlace.rollout.sequence import Drawn
 
 from .hazard import Hazard, Outcome, WrongDataError, outcome_of
 from .schedules import in_schedules, pause, run_kernels, spin
