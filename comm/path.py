@@ -16,6 +16,8 @@ class Op:
     """Which of the path's groups it runs over."""
     stage: str
     """Where in the forward pass: layer and purpose."""
+    work: int = 1
+    """Computation that leads to it, beside that of the program's others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

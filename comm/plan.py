@@ -263,15 +263,15 @@ def _order(
         return _in_turn(counts)
     if config.policy == "global_enqueue":
         return _in_turn(counts[::-1])
-    if not config.layers_per_boundary:
-        return interleave(counts)
     paths = {path.name: path for path in config.paths}
     cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
+    if not config.layers_per_boundary:
+        return interleave([(name, _works(paths[name], cursor[name], num)) for name, num in counts])
     lumps = {
         name: [1] * num if paths[name].whole else _lumps(paths[name], cursor[name], num, config)
         for name, num in counts
     }
-    turns = interleave([(name, len(sizes)) for name, sizes in lumps.items()])
+    turns = interleave([(name, (1,) * len(sizes)) for name, sizes in lumps.items()])
     following = {name: iter(sizes) for name, sizes in lumps.items()}
     return [name for name in turns for _ in range(next(following[name]))]
 
@@ -291,15 +291,26 @@ def _by_turns(one: Sequence[str], other: Sequence[str]) -> list[str]:
     return [name for pair in pairs for name in pair if name is not None] + [*other[len(one) :]]
 
 
-def interleave(counts: Sequence[tuple[str, int]]) -> list[str]:
-    """Spread each name's tickets evenly over the step; ties go to the name listed first.
+def _works(path: Path, position: int, num: int) -> Sequence[int]:
+    """Of the path's next tickets, as they are spread. Decode waits for each of its own just as
+    long, whatever leads to it."""
+    if path.whole:
+        return (1,) * num
+    return [op.work for op in path.program[position : position + num]]
 
-    Between two of one name there are at most ``ceil(m / (n + 1)) + 1`` of another with m tickets.
+
+def interleave(works: Sequence[tuple[str, Sequence[int]]]) -> list[str]:
+    """Spread each name's tickets over the step, so far apart as the work that leads to each asks
+    for; ties go to the name listed first.
+
+    Where all work of a name is the same there are, between two of its n tickets, at most
+    ``ceil(m / (n + 1)) + 1`` of another that has m, also of the same work.
     """
-    common = math.prod(num + 1 for _, num in counts)
+    totals = [sum(own) * (len(own) + 1) for _, own in works]
+    common = math.lcm(*(total for total in totals if total))
     marks = [
-        ((nth + 1) * (common // (num + 1)), order, name)
-        for order, (name, num) in enumerate(counts)
-        for nth in range(num)
+        (done * len(own) * (common // total), order, name)
+        for order, ((name, own), total) in enumerate(zip(works, totals, strict=True))
+        for done in accumulate(own)
     ]
     return [name for _, _, name in sorted(marks)]

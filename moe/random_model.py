@@ -46,6 +46,9 @@ class RandomModelSizes:
     max_positions: int = 2048
     dtype: str = "float32"
     tie_embeddings: bool = False
+    embedding_factor: int = 1
+    """Embeddings so much wider than other weights. The wider they are, the more the experts of a
+    token depend on the token, and not on what its whole text has in common."""
 
 
 def write_random_model(
@@ -79,8 +82,11 @@ def write_random_model(
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
+    drawn = (tensors or _random_tensors)(read_config(folder), seed)
+    if chosen.embedding_factor != 1:
+        drawn["model.embed_tokens.weight"] *= chosen.embedding_factor
     save_file(
-        (tensors or _random_tensors)(read_config(folder), seed),
+        drawn,
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )

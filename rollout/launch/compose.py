@@ -25,6 +25,7 @@ from interlace.moe.kv_cache import BLOCK_SIZE, KVCache, attention_planes, bytes_
 from interlace.moe.model import Model
 from interlace.moe.placement import Placement
 from interlace.moe.program import stub_result
+from interlace.moe.program_work import with_work
 from interlace.moe.selftest import exactness
 from interlace.moe.weights import Weights, load_weights
 from interlace.rollout.block_manager import BlockManager
@@ -305,6 +306,8 @@ def _paths(
                 else model.forward(weights, context, Description())
             )
             program = record_program(forward, sizes, stub_result)
+        if "transfer" not in work:
+            program = with_work(program, model.config, layout.tp)
         whole = work != ("prefill",)
         paths.append(Path(name=name, groups=groups, program=program, whole=whole, work=work))
     return tuple(paths)

@@ -74,14 +74,19 @@ counts = st.lists(st.integers(0, 12), min_size=1, max_size=4).map(
 )
 
 
+def even(counts: list[tuple[str, int]]) -> list[tuple[str, tuple[int, ...]]]:
+    """All tickets with the same work before them."""
+    return [(name, (3,) * num) for name, num in counts]
+
+
 @given(counts)
 def test_interleave_keeps_every_ticket_of_every_path(counts: list[tuple[str, int]]) -> None:
-    assert Counter(interleave(counts)) == Counter(dict(counts))
+    assert Counter(interleave(even(counts))) == Counter(dict(counts))
 
 
 @given(counts)
 def test_interleave_has_the_documented_gap_bound(counts: list[tuple[str, int]]) -> None:
-    order = interleave(counts)
+    order = interleave(even(counts))
     for one, n in counts:
         places = [at for at, name in enumerate(order) if name == one]
         for other, m in counts:
@@ -90,9 +95,31 @@ def test_interleave_has_the_documented_gap_bound(counts: list[tuple[str, int]]) 
 
 
 def test_where_two_tickets_tie_the_path_named_first_goes_first() -> None:
-    assert interleave([("a", 1), ("b", 1)]) == ["a", "b"]
-    assert interleave([("b", 1), ("a", 1)]) == ["b", "a"]
-    assert interleave([("a", 1), ("b", 3)]) == ["b", "a", "b", "b"]
+    assert interleave(even([("a", 1), ("b", 1)])) == ["a", "b"]
+    assert interleave(even([("b", 1), ("a", 1)])) == ["b", "a"]
+    assert interleave(even([("a", 1), ("b", 3)])) == ["b", "a", "b", "b"]
+
+
+def test_the_longer_the_work_that_leads_to_a_ticket_the_more_of_others_go_before_it() -> None:
+    decode = ("d", (1,) * 12)
+    assert "".join(interleave([decode, ("p", (1, 1, 1))])) == "dddpdddpdddpddd"
+    assert "".join(interleave([decode, ("p", (1, 1, 10))])) == "pdpddddddddpddd"
+    assert "".join(interleave([decode, ("p", (10, 1, 1))])) == "ddddddddppdpddd"
+
+
+def test_only_prefill_is_spread_by_its_work() -> None:
+    program = tuple(
+        Op(kind="Gather", role="ep", stage=str(nth), work=work)
+        for nth, work in enumerate((1, 20, 1, 20))
+    )
+    paths = tuple(
+        Path(name=name, groups=ROLES, program=program, whole=name == DECODE, work=(name,))
+        for name in (DECODE, PREFILL)
+    )
+    config = PlanConfig(paths=paths, mode="multiplexed", chunk_steps=1)
+    leader = Proposal(rank=0, leader=True, decode_rows=1, waiting_tokens=1)
+    order = "".join(ticket.path[0] for ticket in plan(PlanState(), [leader], config).tickets)
+    assert order == "pddppddp"
 
 
 @given(steps, configs(), st.randoms(use_true_random=False))

@@ -205,7 +205,7 @@ def a_few_of(name: str) -> Workload:
         turns=min(1.0, 4 / full["turns_per_trajectory"]["mean"]),
         lengths=16 / full["generate"]["p99"],
     )
-    return load_workload(name, scale=few, sleep=False)
+    return load_workload(name, scale=few, sleep=False, model="tiny-qwen3-moe")
 
 
 @pytest.mark.slow
@@ -388,7 +388,7 @@ def test_a_bad_recording_names_its_line(row: str, complaint: str, tmp_path: Path
 
 
 def test_lengths_are_those_of_the_file_with_the_template_of_the_model() -> None:
-    chat = Chat(model_folder("tiny-qwen3-moe"))
+    chat = Chat(model_folder(BENCH_MODEL))
     swe = load_workload("swe-long")
     text = prompt_text(swe.tasks[0].params["prompt"])
     opened = chat.open([{"role": "user", "content": text}])
