@@ -35,9 +35,9 @@ class PlanConfig:
     """... or once any have waited for so many steps."""
     park_ms: int = 5
     policy: Policy = "plan"
-    """How `multiplexed` orders a step in which both paths run. plan: decode's tickets evenly among
-    prefill's boundaries. turnstile: all of decode's, a meeting of all ranks, then one boundary of
-    prefill. global_enqueue: a whole prefill, then decode."""
+    """How `multiplexed` orders a step in which both paths run. plan: decode's tickets among
+    prefill's boundaries, as the work between these asks for. turnstile: all of decode's, a meeting
+    of all ranks, then one boundary of prefill. global_enqueue: a whole prefill, then decode."""
     layers_per_boundary: int = 0
     """Prefill stops for decode behind so many whole layers; 0: behind every collective."""
 
@@ -86,14 +86,15 @@ class StepPlan:
 def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) -> StepPlan:
     """The step every rank walks next.
 
-    In mode `multiplexed` decode's whole program is spread evenly among
-    ``ceil(program / chunk_steps)`` prefill boundaries, so at most that many lie between two decode
-    tickets while anybody decodes, and at least one prefill boundary is issued per step. In
-    `whole_forward` a step issues all of decode's tickets, then all of prefill's. In `serial` decode
-    waits while a prefill runs or could start. `chunked` needs no rule: its one path does both.
-    `disaggregated` spreads as `multiplexed` does, over paths of different ranks; a transfer between
-    them begins and ends in the step in which any leader has something to send, and its tickets come
-    first, by turns with those of the others.
+    In mode `multiplexed` decode's whole program is spread among ``ceil(program / chunk_steps)``
+    prefill boundaries, so at most that many lie between two decode tickets while anybody decodes,
+    and at least one prefill boundary is issued per step. The more computation leads to a boundary
+    (`Op.work`), the more of decode's tickets precede it. In `whole_forward` a step issues all of
+    decode's tickets, then all of prefill's. In `serial` decode waits while a prefill runs or could
+    start. `chunked` needs no rule: its one path does both. `disaggregated` spreads as `multiplexed`
+    does, over paths of different ranks; a transfer between them begins and ends in the step in
+    which any leader has something to send, and its tickets come first, by turns with those of the
+    others.
 
     Once every rank holds a newer weight version, the step ends all prefill in flight and begins
     none that would outlast it; the version changes between this step and the next.
