@@ -1,6 +1,7 @@
 """A trainer that is a process of its own, and may die while it sends.
 
-python -m interlace.experiments.updates_under_load.trainer MODEL PORT WORLD VERSION DIES_AFTER
+It dies only once every rank has come: before that, a trainer that is dead is like one that is late,
+for which ranks wait until their deadline.
 """
 
 from __future__ import annotations
@@ -8,20 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import ItemsView, Iterator, Mapping
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
-from interlace.experiments.updates_under_load.versions import Versions
+from interlace.experiments.updates_under_load.versions import BUCKET_BYTES, Versions
 from interlace.rollout.weights_sync import TrainerGroup
 
 HOST = "127.0.0.1"
 _TIMEOUT_S = 120.0
-_MODULE = "interlace.experiments.updates_under_load.trainer"
 
 
 class Deadly(Mapping[str, torch.Tensor]):
@@ -48,13 +48,16 @@ class Deadly(Mapping[str, torch.Tensor]):
 
 def start_trainer(
     folder: Path, port: int, world: int, version: int, dies_after: int = 0
-) -> subprocess.Popen[bytes]:
-    """It is there once this returns. `dies_after`: rows have been read so many times; 0: it does
-    not die."""
-    arguments = [str(folder), *map(str, (port, world, version, dies_after))]
-    trainer = subprocess.Popen([sys.executable, "-m", _MODULE, *arguments])
+) -> BaseProcess:
+    """It is there once this returns. `dies_after`: rows have been read so many times behind those
+    of the first bucket, which it holds before it lets the ranks come; 0: it does not die."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["__main__", __name__])  # imported once for all of them
+    what = (folder, port, world, version, dies_after)
+    trainer = context.Process(target=_send, args=what, daemon=True)
+    trainer.start()
     deadline = time.monotonic() + _TIMEOUT_S
-    while trainer.poll() is None and time.monotonic() < deadline:
+    while trainer.is_alive() and time.monotonic() < deadline:
         try:
             socket.create_connection((HOST, port), 1.0).close()
             break
@@ -63,15 +66,13 @@ def start_trainer(
     return trainer
 
 
-def main(folder: str, port: str, world: str, version: str, dies_after: str) -> None:
+def _send(folder: Path, port: int, world: int, version: int, dies_after: int) -> None:
     torch.set_num_threads(1)
-    tensors: Mapping[str, torch.Tensor] = Versions(Path(folder)).of(int(version))
-    if int(dies_after):
-        tensors = Deadly(tensors, int(dies_after))
-    TrainerGroup(HOST, int(port), int(world)).send(
-        tensors, Path(folder), version=int(version), timeout_s=_TIMEOUT_S, bucket_mib=1
+    versions = Versions(folder)
+    tensors: Mapping[str, torch.Tensor] = versions.of(version)
+    if dies_after:
+        first = next(versions.buckets(version))
+        tensors = Deadly(tensors, len(first) + dies_after)
+    TrainerGroup(HOST, port, world).send(
+        tensors, folder, version=version, timeout_s=_TIMEOUT_S, bucket_mib=BUCKET_BYTES >> 20
     )
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -72,7 +72,8 @@ class Updater:
                 self._rollout.update_weights(group, version, mode=MODES[nth % len(MODES)]), version
             )
         finally:
-            if trainer.wait():
+            trainer.join()
+            if trainer.exitcode:
                 self.course.wrong.append(f"the trainer of version {version} failed")
 
     def crash(self, kind: str) -> None:
@@ -161,14 +162,14 @@ class Updater:
             port,
             self._members,
             version,
-            dies_after=self._random.randint(5, 60),
+            dies_after=self._random.randint(1, 80),
         )
         try:
             self._rollout.update_weights(TrainerGroup(HOST, port, self._members), version)
         except UpdateError:
             return
         finally:
-            trainer.wait()
+            trainer.join()
         self.course.wrong.append(f"version {version} is in use though its trainer was killed")
 
 

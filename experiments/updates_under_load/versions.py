@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,11 +13,11 @@ from interlace.moe.incoming import Incoming, Share
 from interlace.moe.received_names import ReceivedNames
 from interlace.moe.tensor_digests import TensorDigests
 from interlace.moe.weights import Weights, load_weights, next_weights
-from interlace.rollout.weights_sync.pieces import pieces_of, take_in
+from interlace.rollout.weights_sync.pieces import Piece, pieces_of, take_in
 from interlace.rollout.weights_sync.sources import StateDict
 
 NOISE = 0.02
-_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 1 << 20
 _KEPT = 8
 
 StateTensors = dict[str, torch.Tensor]
@@ -44,11 +45,14 @@ class Versions:
             for name, tensor in self._first.items()
         }
 
+    def buckets(self, number: int) -> Iterator[list[Piece]]:
+        """As they are sent."""
+        return pieces_of(StateDict(self.of(number)), self._names, BUCKET_BYTES, complete=True)
+
     def digest(self, number: int) -> str:
         """What `weights_digest` must be."""
         digests = TensorDigests(self._names.shapes)
-        origin = StateDict(self.of(number))
-        for bucket in pieces_of(origin, self._names, _BUCKET_BYTES, complete=True):
+        for bucket in self.buckets(number):
             take_in(digests, bucket)
         return digests.total()
 
@@ -56,8 +60,7 @@ class Versions:
         """On one rank that has all experts; the last few are kept."""
         if number not in self._made:
             incoming = Incoming(self._share)
-            origin = StateDict(self.of(number))
-            for bucket in pieces_of(origin, self._names, _BUCKET_BYTES, complete=True):
+            for bucket in self.buckets(number):
                 take_in(incoming, bucket)
             while len(self._made) >= _KEPT:
                 del self._made[next(iter(self._made))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -75,15 +76,15 @@ class TrainerGroup:
         try:
             store = self._listen(timeout_s)
             store.set(_ABOUT, f"{version} {self.world}")
-            send = self._broadcaster(store, 0, timeout_s)
-            for bucket in chain((first,), buckets):
-                take_in(digests, bucket)
-                _send_bytes(send, pack(bucket))
-            check_tied(head, digests.of(names.hub.embed.name))
-            digest = digests.total()
-            _send_bytes(send, b"")
-            _send_bytes(send, digest.encode())
-            self._await_ranks(store, timeout_s)
+            with closing(self._joined(store, 0, timeout_s)) as joined:
+                for bucket in chain((first,), buckets):
+                    take_in(digests, bucket)
+                    joined.send(pack(bucket))
+                check_tied(head, digests.of(names.hub.embed.name))
+                digest = digests.total()
+                joined.send(b"")
+                joined.send(digest.encode())
+                self._await_ranks(store, timeout_s)
         except UpdateError:
             raise
         except (RuntimeError, OSError) as error:
@@ -123,15 +124,15 @@ class TrainerGroup:
                     f"{world}, version {version} and {self.world} were asked for"
                 )
             left_s = max(0.001, deadline - time.monotonic())
-            broadcast = self._broadcaster(store, 1 + rank, left_s)
-            try:
-                while packed := _receive_bytes(broadcast):
-                    yield unpack(packed)
-                yield bytes(_receive_bytes(broadcast)).decode()
-            except GeneratorExit:
-                store.set(_done(rank), "refused")
-                raise
-            store.set(_done(rank), "")
+            with closing(self._joined(store, 1 + rank, left_s)) as joined:
+                try:
+                    while packed := joined.receive():
+                        yield unpack(packed)
+                    yield bytes(joined.receive()).decode()
+                except GeneratorExit:
+                    store.set(_done(rank), "refused")
+                    raise
+                store.set(_done(rank), "")
         except UpdateError:
             raise
         except (RuntimeError, OSError) as error:
@@ -163,9 +164,7 @@ class TrainerGroup:
                     raise
             time.sleep(_BETWEEN_S)
 
-    def _broadcaster(
-        self, store: Store, member: int, timeout_s: float
-    ) -> Callable[[torch.Tensor], None]:
+    def _joined(self, store: Store, member: int, timeout_s: float) -> _Joined:
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
         interface = interface_towards(self.host, self.port)
@@ -174,14 +173,8 @@ class TrainerGroup:
             if interface
             else ProcessGroupGloo.create_default_device()
         ]
-        group: Any = ProcessGroupGloo(PrefixStore("weights", store), member, self.world, options)
-        from_trainer = BroadcastOptions()
-        from_trainer.rootRank = 0
-
-        def broadcast(tensor: torch.Tensor) -> None:
-            group.broadcast([tensor], from_trainer).wait(timedelta(seconds=timeout_s))
-
-        return broadcast
+        group = ProcessGroupGloo(PrefixStore("weights", store), member, self.world, options)
+        return _Joined(group, timedelta(seconds=timeout_s))
 
     def _await_ranks(self, store: Store, timeout_s: float) -> None:
         ranks = range(self.world - 1)
@@ -191,20 +184,38 @@ class TrainerGroup:
             raise UpdateError(f"refused by rank {', '.join(map(str, refused))}")
 
 
+class _Joined:
+    """The process group while this process is in it: bytes from the trainer to everybody.
+
+    Who has closed it is missed by the others at once; an error that somebody keeps, with all that
+    its frames refer to, would keep the group too, and the others waiting until their deadline.
+    """
+
+    def __init__(self, group: ProcessGroupGloo, timeout: timedelta) -> None:
+        self._group: Any = group
+        self._timeout = timeout
+        self._from_trainer = BroadcastOptions()
+        self._from_trainer.rootRank = 0
+
+    def send(self, data: bytes) -> None:
+        self._broadcast(torch.tensor([len(data)]))
+        if data:
+            self._broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def receive(self) -> memoryview:
+        size = torch.zeros(1, dtype=torch.int64)
+        self._broadcast(size)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if len(data):
+            self._broadcast(data)
+        return data.numpy().data
+
+    def close(self) -> None:
+        self._group = None
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        self._group.broadcast([tensor], self._from_trainer).wait(self._timeout)
+
+
 def _done(rank: int) -> str:
     return f"rank {rank} holds it"
-
-
-def _send_bytes(broadcast: Callable[[torch.Tensor], None], data: bytes) -> None:
-    broadcast(torch.tensor([len(data)]))
-    if data:
-        broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-
-
-def _receive_bytes(broadcast: Callable[[torch.Tensor], None]) -> memoryview:
-    size = torch.zeros(1, dtype=torch.int64)
-    broadcast(size)
-    data = torch.empty(int(size), dtype=torch.uint8)
-    if len(data):
-        broadcast(data)
-    return data.numpy().data

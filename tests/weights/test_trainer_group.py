@@ -128,17 +128,49 @@ def test_a_rank_that_refuses_is_an_error_of_the_trainer(folder: Path) -> None:
     assert isinstance(refused, ModelError)
 
 
+class Breaking(dict[str, torch.Tensor]):
+    """Tensors that cannot be read any more after a while."""
+
+    left = 70
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.left -= 1
+        if not self.left:
+            raise OSError("the disk is gone")
+        return super().__getitem__(name)
+
+
+def test_an_error_that_a_trainer_keeps_does_not_keep_the_ranks_waiting(folder: Path) -> None:
+    group, config = group_of(2), read_config(folder)
+    began_at = time.monotonic()
+    sent, lost = together(  # which keeps the errors, and all that they refer to
+        lambda: group.send(Breaking(nudged(folder, 1)), folder, version=1, bucket_mib=1),
+        lambda: received(group, config, 0, timeout_s=45.0),
+    )
+    assert time.monotonic() - began_at < 30
+    assert "the disk is gone" in str(sent)
+    assert "was not there or was lost" in str(lost)
+
+
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("num_ranks", "dies_after"), [(2, 1), (4, 46)], ids=["at once", "in the middle"]
+)
 def test_a_trainer_that_is_killed_while_it_sends_is_an_error_long_before_the_deadline(
-    folder: Path,
+    folder: Path, num_ranks: int, dies_after: int
 ) -> None:
-    group, config = group_of(3), read_config(folder)
-    trainer = start_trainer(folder, group.port, group.world, 1, dies_after=100)
+    group, config = group_of(1 + num_ranks), read_config(folder)
+    trainer = start_trainer(folder, group.port, group.world, 1, dies_after=dies_after)
+    assert trainer.is_alive(), "it waits for the ranks"
     began_at = time.monotonic()
     found = together(
-        *(lambda rank=rank: received(group, config, rank, timeout_s=45.0) for rank in (0, 1))
+        *(
+            lambda rank=rank: received(group, config, rank, timeout_s=45.0)
+            for rank in range(num_ranks)
+        )
     )
-    assert trainer.wait(10) == -signal.SIGKILL
+    trainer.join(10)
+    assert trainer.exitcode == -signal.SIGKILL
     assert time.monotonic() - began_at < 30
     for error in found:
         assert isinstance(error, UpdateError)
