@@ -1,4 +1,7 @@
-"""What `native/` is to Python: addresses and sizes in elements, explained in native/kernels.h."""
+"""What `native/` is to Python: addresses and sizes in elements, explained in native/kernels.h.
+
+An element is one of the matrices: `item_size` is 2 for bfloat16 and 4 for float32.
+"""
 
 from collections.abc import Sequence
 
@@ -9,6 +12,7 @@ def panel() -> int:
     """Outputs that lie side by side in a packed weight."""
 
 def pack(
+    item_size: int,
     to: int,
     weight: int,
     outputs: int,
@@ -18,6 +22,7 @@ def pack(
     /,
 ) -> None: ...
 def multiply(
+    item_size: int,
     out: int,
     out_stride: int,
     x: int,
@@ -29,6 +34,7 @@ def multiply(
     /,
 ) -> None: ...
 def experts(
+    item_size: int,
     out: int,
     x: int,
     x_stride: int,
@@ -39,6 +45,7 @@ def experts(
     /,
 ) -> None: ...
 def norm(
+    item_size: int,
     out: int,
     sum: int,
     x: int,
@@ -52,6 +59,7 @@ def norm(
     /,
 ) -> None: ...
 def choose(
+    item_size: int,
     ids: int,
     weights: int,
     logits: int,
@@ -63,8 +71,18 @@ def choose(
     scale: float,
     /,
 ) -> None: ...
-def mix(out: int, outputs: int, weights: int, rows: int, top_k: int, width: int, /) -> None: ...
+def mix(
+    item_size: int,
+    out: int,
+    outputs: int,
+    weights: int,
+    rows: int,
+    top_k: int,
+    width: int,
+    /,
+) -> None: ...
 def turn_heads(
+    item_size: int,
     queries: int,
     qkv: int,
     qkv_stride: int,
@@ -81,6 +99,7 @@ def turn_heads(
     /,
 ) -> None: ...
 def attend(
+    item_size: int,
     out: int,
     queries: int,
     pages: int,

@@ -1,4 +1,5 @@
-"""Our own bfloat16 kernels for CPUs: where they can be used, and weights in their order.
+"""Our own kernels for CPUs, in bfloat16 and float32: where they can be used, and weights in their
+order.
 
 They are C++ (`native/`), built where there is a compiler and used where the processor has AVX2 or
 AVX-512 with bfloat16. What they do, torch does elsewhere: each caller has both, side by side. The
@@ -23,6 +24,8 @@ except ImportError:  # there was no compiler
 native = _kernels
 """The extension; None where it was not built."""
 
+DTYPES = (torch.bfloat16, torch.float32)
+"""Types of tensors that the kernels read."""
 UNIT = 16
 """Widths of what kernels read and write row by row are multiples of this."""
 
@@ -34,29 +37,34 @@ def instructions() -> str:
 
 def usable(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are kernels for such tensors."""
-    return dtype == torch.bfloat16 and device.type == "cpu" and instructions() != ""
+    return dtype in DTYPES and device.type == "cpu" and instructions() != ""
 
 
 def can_read(*rows: torch.Tensor) -> bool:
-    """Whether the kernels for single rows can read these, once they are contiguous.
+    """Whether the kernels for single rows can read these together, once they are contiguous.
 
     It is a matter of type and width alone: how rows happen to lie must not change their bits.
     """
-    return all(usable(x.dtype, x.device) and x.shape[-1] % UNIT == 0 for x in rows)
+    dtype = rows[0].dtype
+    return all(
+        x.dtype == dtype and usable(dtype, x.device) and x.shape[-1] % UNIT == 0 for x in rows
+    )
 
 
 class PackedWeight:
     """A weight in the order in which products read it; the original is not kept."""
 
-    __slots__ = ("_memory", "address", "num_inputs", "num_outputs")
+    __slots__ = ("_memory", "address", "dtype", "num_inputs", "num_outputs")
 
     def __init__(self, weight_NK: torch.Tensor, arena: Arena | None = None) -> None:
         """Copies the weight. `can_pack` says of which weights there is such a copy."""
         self.num_outputs, self.num_inputs = weight_NK.shape
+        self.dtype = weight_NK.dtype
         padded = -(-self.num_outputs // UNIT) * UNIT
-        self._memory = (arena or Arena()).take(2 * padded * self.num_inputs)
+        self._memory = (arena or Arena()).take(self.dtype.itemsize * padded * self.num_inputs)
         self.address = self._memory.data_ptr()
         native.pack(
+            self.dtype.itemsize,
             self.address,
             weight_NK.data_ptr(),
             self.num_outputs,
@@ -67,10 +75,10 @@ class PackedWeight:
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         """[T, N] products, summed in float32 and rounded once."""
-        if x_TK.dtype != torch.bfloat16 or x_TK.shape[1] != self.num_inputs:
+        if x_TK.dtype != self.dtype or x_TK.shape[1] != self.num_inputs:
             raise ValueError(
                 f"rows of {x_TK.shape[1]} {x_TK.dtype}, but the weight has {self.num_inputs} "
-                f"inputs in {torch.bfloat16}"
+                f"inputs in {self.dtype}"
             )
         x_TK = _dense(x_TK)
         out_TN = x_TK.new_empty((x_TK.shape[0], self.num_outputs))
@@ -80,6 +88,7 @@ class PackedWeight:
     def multiply(self, x_TK: torch.Tensor, out_TN: torch.Tensor) -> None:
         """The same into rows that are there; in both, a row's elements lie side by side."""
         native.multiply(
+            self.dtype.itemsize,
             out_TN.data_ptr(),
             out_TN.stride(0),
             x_TK.data_ptr(),
@@ -92,14 +101,15 @@ class PackedWeight:
 
 
 def can_pack(weight_NK: torch.Tensor) -> bool:
-    """Whether the kernels multiply with this weight: inputs are read in pairs."""
-    return usable(weight_NK.dtype, weight_NK.device) and weight_NK.shape[1] % 2 == 0
+    """Whether the kernels multiply with this weight: inputs are read 32 bits at a time."""
+    together = 4 // weight_NK.dtype.itemsize
+    return usable(weight_NK.dtype, weight_NK.device) and weight_NK.shape[1] % together == 0
 
 
 class PackedExpert:
     """A gated MLP's three matrices, the first two interleaved so that a tile has both."""
 
-    __slots__ = ("_down", "_gate_up", "addresses", "hidden", "width")
+    __slots__ = ("_down", "_gate_up", "addresses", "dtype", "hidden", "width")
 
     def __init__(
         self,
@@ -111,6 +121,7 @@ class PackedExpert:
     ) -> None:
         """The width must be a multiple of 32."""
         self.width, self.hidden = gate_ID.shape
+        self.dtype = gate_ID.dtype
         half = native.panel() // 2
         both = [weight.unflatten(0, (-1, half)) for weight in (gate_ID, up_ID)]
         self._gate_up = PackedWeight(torch.cat(both, dim=1).flatten(0, 1), arena)
@@ -141,18 +152,20 @@ def apply_packed_experts(
 ) -> torch.Tensor:
     """[R, D] each row's expert applied to it; rows are sorted by expert. All in one call."""
     num_rows, width = x_RD.shape
-    if sum(counts_X) != num_rows or x_RD.dtype != torch.bfloat16 or width != experts[0].hidden:
+    hidden, dtype = experts[0].hidden, experts[0].dtype
+    if sum(counts_X) != num_rows or x_RD.dtype != dtype or width != hidden:
         raise ValueError(
             f"{num_rows} rows of {width} {x_RD.dtype}, but the experts get {sum(counts_X)} rows of "
-            f"{experts[0].hidden} in {torch.bfloat16}"
+            f"{hidden} in {dtype}"
         )
     x_RD = _dense(x_RD)
     out_RD = x_RD.new_empty(x_RD.shape)
     native.experts(
+        dtype.itemsize,
         out_RD.data_ptr(),
         x_RD.data_ptr(),
         x_RD.stride(0),
-        experts[0].hidden,
+        hidden,
         experts[0].width,
         counts_X,
         [address for expert in experts for address in expert.addresses],

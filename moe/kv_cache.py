@@ -70,7 +70,11 @@ class KVCache:
         if have_pages(planes, dtype, str(device)):
             num_heads, width = planes["key"]
             self.pages = Pages(
-                num_layers=num_layers, num_blocks=num_blocks, num_heads=num_heads, width=width
+                num_layers=num_layers,
+                num_blocks=num_blocks,
+                num_heads=num_heads,
+                width=width,
+                dtype=dtype,
             )
             self._pools = {"pages": self.pages.pool}
             return

@@ -32,10 +32,10 @@ def keep_to_row_stable_kernels() -> None:
 class Linear:
     """``x_TK @ weight_NK.T``: equal rows in give bit-equal rows out, whatever else is in the batch.
 
-    On a CPU bfloat16 weights are packed once for our own kernels (`kernels`) or, where those were
-    not built, into oneDNN's blocked layout, whose kernels treat every row alike too. Otherwise the
-    rows are rounded up to a multiple of 16 in one product: kernels for one to seven rows sum in
-    another order.
+    On a CPU weights are packed once for our own kernels (`kernels`). Where those were not built,
+    bfloat16 ones are packed into oneDNN's blocked layout, whose kernels treat every row alike too;
+    otherwise the rows are rounded up to a multiple of 16 in one product: kernels for one to seven
+    rows sum in another order.
     One thread is assumed; with more, a product may be cut along its rows. On an accelerator every
     product has 64 rows, so it is always the same kernel.
     """

@@ -104,6 +104,12 @@ def _mix(y_TKD: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
     y_TKD, weight_TK = y_TKD.contiguous(), weight_TK.contiguous()
     out_TD = y_TKD.new_empty((num_rows, width))
     kernels.native.mix(
-        out_TD.data_ptr(), y_TKD.data_ptr(), weight_TK.data_ptr(), num_rows, top_k, width
+        y_TKD.element_size(),
+        out_TD.data_ptr(),
+        y_TKD.data_ptr(),
+        weight_TK.data_ptr(),
+        num_rows,
+        top_k,
+        width,
     )
     return out_TD

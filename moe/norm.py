@@ -19,6 +19,7 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
     out_TD = torch.empty_like(x_TD)
     num_rows, width = x_TD.shape
     kernels.native.norm(
+        x_TD.element_size(),
         out_TD.data_ptr(),
         0,
         x_TD.data_ptr(),
@@ -44,6 +45,7 @@ def add_and_norm(
     sum_TD, out_TD = torch.empty_like(x_TD), torch.empty_like(x_TD)
     num_rows, width = x_TD.shape
     kernels.native.norm(
+        x_TD.element_size(),
         out_TD.data_ptr(),
         sum_TD.data_ptr(),
         x_TD.data_ptr(),

@@ -33,6 +33,7 @@ def turn_heads(
     cos_T1E, sin_T1E = rotation
     q_THE = qkv_TX.new_empty((num_rows, num_heads, width))
     kernels.native.turn_heads(
+        qkv_TX.element_size(),
         q_THE.data_ptr(),
         qkv_TX.data_ptr(),
         qkv_TX.stride(0),
@@ -60,6 +61,7 @@ def paged_attention(
     """
     out_THE = torch.empty_like(q_THE)
     kernels.native.attend(
+        q_THE.element_size(),
         out_THE.data_ptr(),
         q_THE.data_ptr(),
         pages.pool[layer].data_ptr(),

@@ -9,6 +9,7 @@ Shapes: L layers, B blocks, G key/value heads, E head width, P = 128 * E element
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -18,10 +19,12 @@ from .arena import Arena
 
 PAGE_POSITIONS = 64
 """The kernels' own; a block of the cache has as many."""
-WIDTH_MULTIPLE = 32
-"""Half a head is rotated into the other half, sixteen elements at a time."""
+WIDTH_MULTIPLE = 16
+"""Heads are read sixteen elements at a time."""
 MAX_WIDTH = 512
 """Elements of half a page must have 16-bit numbers."""
+_NUMBERS = {2: torch.int16, 4: torch.int32}
+"""What numbers an element of so many bytes."""
 
 
 def have_pages(planes: Mapping[str, tuple[int, int]], dtype: torch.dtype, device: str) -> bool:
@@ -36,15 +39,23 @@ def have_pages(planes: Mapping[str, tuple[int, int]], dtype: torch.dtype, device
 class Pages:
     """All pages of a pool, zero at first, and how their elements lie."""
 
-    def __init__(self, *, num_layers: int, num_blocks: int, num_heads: int, width: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        num_heads: int,
+        width: int,
+        dtype: torch.dtype,
+    ) -> None:
         self.num_heads = num_heads
         self.width = width
         shape = (num_layers, num_blocks, num_heads, 2 * PAGE_POSITIONS * width)
-        memory = Arena().take(2 * shape[0] * shape[1] * shape[2] * shape[3])
-        self.pool = memory.view(torch.bfloat16).view(shape)
+        memory = Arena().take(dtype.itemsize * math.prod(shape))
+        self.pool = memory.view(dtype).view(shape)
         """[L, B, G, P]"""
-        keys = _places(outputs=PAGE_POSITIONS, inputs=width, strides=(width, 1))
-        values = _places(outputs=width, inputs=PAGE_POSITIONS, strides=(1, width))
+        keys = _places(dtype, outputs=PAGE_POSITIONS, inputs=width, strides=(width, 1))
+        values = _places(dtype, outputs=width, inputs=PAGE_POSITIONS, strides=(1, width))
         self.places = {"key": keys, "value": values + PAGE_POSITIONS * width}
         """[64, E] where in a page each plane's elements lie."""
 
@@ -73,10 +84,13 @@ class Pages:
         return pages
 
 
-def _places(*, outputs: int, inputs: int, strides: tuple[int, int]) -> torch.Tensor:
+def _places(
+    dtype: torch.dtype, *, outputs: int, inputs: int, strides: tuple[int, int]
+) -> torch.Tensor:
     """[64, E] where packing puts a weight's elements, which lie at these strides in [64, E]."""
-    numbers = torch.arange(outputs * inputs, dtype=torch.int32).to(torch.int16)
+    size = dtype.itemsize
+    numbers = torch.arange(outputs * inputs, dtype=torch.int32).to(_NUMBERS[size])
     packed = torch.empty_like(numbers)
-    kernels.native.pack(packed.data_ptr(), numbers.data_ptr(), outputs, inputs, *strides)
-    places = (packed.to(torch.int64) & 0xFFFF).argsort()
+    kernels.native.pack(size, packed.data_ptr(), numbers.data_ptr(), outputs, inputs, *strides)
+    places: torch.Tensor = (packed.to(torch.int64) & (2 ** (8 * size) - 1)).argsort()
     return places.view(PAGE_POSITIONS, -1)

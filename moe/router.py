@@ -41,6 +41,7 @@ def route(logits_TX: torch.Tensor, router: Router, bias_X: torch.Tensor | None =
     topk_TK = torch.empty((num_rows, router.top_k), dtype=torch.int64)
     weight_TK = torch.empty((num_rows, router.top_k), dtype=torch.float32)
     kernels.native.choose(
+        logits_TX.element_size(),
         topk_TK.data_ptr(),
         weight_TK.data_ptr(),
         logits_TX.data_ptr(),

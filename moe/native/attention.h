@@ -8,31 +8,34 @@
 constexpr int64_t TILE_ROWS = 8 * MAX_ROWS;  // query rows that read a page together
 
 // The running softmax of the rows of one tile, (token, head) pairs of one key/value head.
+template <class T>
 struct Rows {
-  const Staged *queries;  // [rows, width]
+  const Staged<T> *queries;  // [rows, width]
   float *mixed;           // [rows, width]
   float *highest, *total;
   const int64_t *positions;
 };
 
-inline void prefetch(const bf16 *page, int64_t elements) {
+template <class T>
+inline void prefetch(const T *page, int64_t elements) {
   const int64_t line = 64 / static_cast<int64_t>(sizeof *page);
   for (int64_t at = 0; at < elements; at += line) _mm_prefetch(page + at, _MM_HINT_T1);
 }
 
 // Lets rows [first, first + count) meet one page; `seen[i]` of its positions are for row i.
-inline void meet(const Rows &rows, int64_t first, int64_t count, const int64_t *seen,
-                 const bf16 *keys, int64_t width, float scale) {
+template <class T>
+inline void meet(const Rows<T> &rows, int64_t first, int64_t count, const int64_t *seen,
+                 const T *keys, int64_t width, float scale) {
   alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT], scores[MAX_ROWS * BLOCK];
-  alignas(64) Staged weights[MAX_ROWS * BLOCK];
+  alignas(64) Staged<T> weights[MAX_ROWS * BLOCK];
   alignas(64) float fading[UNIT];
-  const bf16 *values = keys + BLOCK * width;
-  const Staged *queries = rows.queries + first * width;
+  const T *values = keys + BLOCK * width;
+  const Staged<T> *queries = rows.queries + first * width;
   const int64_t most = seen[count - 1];
   const int64_t needed = (most + PANEL - 1) / PANEL * PANEL / UNIT;
   for (int64_t unit = 0; unit < needed;) {
     const int64_t now = lesser(units_at_once(count), needed - unit);
-    tile_of(count, now)(queries, width, keys + unit * UNIT * width, UNIT * width, width / 2, sums);
+    tile_of<T>(count, now)(queries, width, keys + unit * UNIT * width, UNIT * width, width, sums);
     for (int64_t row = 0; row < count; row++) {
       for (int64_t at = 0; at < now * UNIT; at += UNIT) {
         store(scores + row * BLOCK + unit * UNIT + at,
@@ -70,8 +73,7 @@ inline void meet(const Rows &rows, int64_t first, int64_t count, const int64_t *
   const int64_t units = width / UNIT;
   for (int64_t unit = 0; unit < units;) {
     const int64_t now = lesser(units_at_once(count), units - unit);
-    tile_of(count, now)(weights, BLOCK, values + unit * UNIT * BLOCK, UNIT * BLOCK, (most + 1) / 2,
-                        sums);
+    tile_of<T>(count, now)(weights, BLOCK, values + unit * UNIT * BLOCK, UNIT * BLOCK, most, sums);
     for (int64_t row = 0; row < count; row++) {
       float *mixed = rows.mixed + (first + row) * width + unit * UNIT;
       for (int64_t at = 0; at < now * UNIT; at += UNIT) {
@@ -84,21 +86,24 @@ inline void meet(const Rows &rows, int64_t first, int64_t count, const int64_t *
 }
 
 // The pages of one sequence and one key/value head.
+template <class T>
 struct Pages {
-  const Attention &a;
+  const Attention<T> &a;
   const int64_t *table;
   int64_t group;
-  const bf16 *at(int64_t block) const {
+  const T *at(int64_t block) const {
     return a.pages + (table[block] * a.kv_heads + group) * 2 * BLOCK * a.width;
   }
 };
 
-inline void attend_tile(const Attention &a, const Rows &rows, int64_t count, const Pages &pages) {
+template <class T>
+inline void attend_tile(const Attention<T> &a, const Rows<T> &rows, int64_t count,
+                        const Pages<T> &pages) {
   const int64_t last = rows.positions[count - 1] / BLOCK;
   int64_t first = 0;
   for (int64_t block = 0; block <= last; block++) {
     while (rows.positions[first] < block * BLOCK) first++;
-    const bf16 *keys = pages.at(block);
+    const T *keys = pages.at(block);
     if (count <= MAX_ROWS && block < last) prefetch(pages.at(block + 1), 2 * BLOCK * a.width);
     for (int64_t row = first; row < count; row += MAX_ROWS) {
       const int64_t now = lesser(MAX_ROWS, count - row);
@@ -111,13 +116,14 @@ inline void attend_tile(const Attention &a, const Rows &rows, int64_t count, con
   }
 }
 
-bool attend(const Attention &a) {
+template <class T>
+bool attend(const Attention<T> &a) {
   const int64_t members = a.heads / a.kv_heads;
   const int64_t most_tokens = greater(1, TILE_ROWS / members);
   const int64_t most = most_tokens * members;
   Scratch<float> floats(most * (a.width + 2));
-  Scratch<bf16> gathered(most * a.width);
-  Scratch<Staged> staged(staged_size(most, a.width));
+  Scratch<T> gathered(most * a.width);
+  Scratch<Staged<T>> staged(staged_size<T>(most, a.width));
   Scratch<int64_t> positions(most);
   if (!floats.good() || !gathered.good() || !staged.good() || !positions.good()) return false;
   float *mixed = floats.get(), *highest = mixed + most * a.width, *total = highest + most;
@@ -133,15 +139,15 @@ bool attend(const Attention &a) {
         const int64_t at = token * token_size + group * group_size;
         for (int64_t nth = 0; nth < tokens; nth++) {
           std::memcpy(gathered.get() + nth * group_size, a.queries + at + nth * token_size,
-                      static_cast<size_t>(group_size) * sizeof(bf16));
+                      static_cast<size_t>(group_size) * sizeof(T));
         }
-        const Staged *queries = stage(staged.get(), gathered.get(), a.width, count, a.width);
+        const Staged<T> *queries = stage(staged.get(), gathered.get(), a.width, count, a.width);
         for (int64_t nth = 0; nth < count * a.width; nth++) mixed[nth] = 0.0f;
         for (int64_t row = 0; row < count; row++) highest[row] = -INFINITY, total[row] = 0.0f;
-        const Rows rows = {queries, mixed, highest, total, positions.get()};
+        const Rows<T> rows = {queries, mixed, highest, total, positions.get()};
         attend_tile(a, rows, count, {a, a.tables + sequence * a.tables_stride, group});
         for (int64_t row = 0; row < count; row++) {
-          bf16 *out = a.out + at + row / members * token_size + row % members * a.width;
+          T *out = a.out + at + row / members * token_size + row % members * a.width;
           const Vec share = all(1.0f / total[row]);
           for (int64_t nth = 0; nth < a.width; nth += UNIT) {
             narrow(out + nth, mul(load(mixed + row * a.width + nth), share));

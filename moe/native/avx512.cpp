@@ -20,9 +20,12 @@ namespace {
 #include "attention.h"
 #include "rows.h"
 
-constexpr Kernels TABLE = {
-    "AVX-512 BF16", PANEL, pack, multiply, experts, norm, choose, mix, turn_heads, attend,
+template <class T>
+constexpr KernelsOf<T> OF = {
+    pack<T>, multiply<T>, experts<T>, norm<T>, choose<T>, mix<T>, turn_heads<T>, attend<T>,
 };
+
+constexpr Kernels TABLE = {"AVX-512 BF16", PANEL, OF<bf16>, OF<float>};
 
 }  // namespace
 

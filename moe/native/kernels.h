@@ -1,7 +1,8 @@
 // What an instruction set offers to the module: one table of functions over raw pointers.
 //
-// All matrices are bfloat16, all sums float32. An output element is one sum over its inputs in
-// ascending order, whatever the number of rows: that is what makes equal rows equal bits.
+// T is the type of all matrices, bfloat16 or float32; all sums are float32. An output element is
+// summed over its inputs in ascending order, whatever the number of rows: that is what makes equal
+// rows equal bits.
 
 #pragma once
 
@@ -16,71 +17,78 @@ constexpr int64_t UNIT = 16;   // columns that are summed side by side; outputs 
 constexpr int64_t BLOCK = 64;  // positions of a block of the KV cache
 
 // x_TK times a packed weight_NK: out_TN. Strides count elements.
+template <class T>
 struct Product {
-  bf16 *out;
+  T *out;
   int64_t out_stride;
-  const bf16 *x;
+  const T *x;
   int64_t x_stride;
   int64_t rows, outputs, inputs;
-  const bf16 *packed;
+  const T *packed;
 };
 
 // Rows sorted by expert through down(silu(gate(x)) * up(x)).
+template <class T>
 struct ExpertPass {
-  bf16 *out;  // [rows, hidden]
-  const bf16 *x;
+  T *out;  // [rows, hidden]
+  const T *x;
   int64_t x_stride;
   int64_t hidden, width;
   int64_t experts;
   const int64_t *counts;          // rows of each expert
-  const bf16 *const *matrices;    // gate and up interleaved, then down, of each expert
+  const T *const *matrices;    // gate and up interleaved, then down, of each expert
 };
 
+template <class T>
 struct Norm {
-  bf16 *out;  // [rows, width]
-  bf16 *sum;  // [rows, width]; null: x is normalised as it is, otherwise x + factor * y
-  const bf16 *x;
+  T *out;  // [rows, width]
+  T *sum;  // [rows, width]; null: x is normalised as it is, otherwise x + factor * y
+  const T *x;
   int64_t x_stride;
-  const bf16 *y;
-  const bf16 *weight;
+  const T *y;
+  const T *weight;
   int64_t rows, width;
   float eps, factor;
 };
 
+template <class T>
 struct Choice {
   int64_t *ids;    // [rows, top_k]
   float *weights;  // [rows, top_k]
-  const bf16 *logits;
+  const T *logits;
   int64_t logits_stride;
   int64_t rows, experts, top_k;
   bool normalise;
   float scale;
 };
 
+template <class T>
 struct Mix {
-  bf16 *out;             // [rows, width]
-  const bf16 *outputs;   // [rows, top_k, width]
+  T *out;             // [rows, width]
+  const T *outputs;   // [rows, top_k, width]
   const float *weights;  // [rows, top_k]
   int64_t rows, top_k, width;
 };
 
 // Queries and keys normalised and rotated; keys and values put into their pages.
+template <class T>
 struct Heads {
-  bf16 *queries;  // [rows, heads, width]
-  const bf16 *qkv;
+  T *queries;  // [rows, heads, width]
+  const T *qkv;
   int64_t qkv_stride;
-  const bf16 *norm;          // [heads + kv_heads, width] or null
+  const T *norm;          // [heads + kv_heads, width] or null
   const float *cos, *sin;    // [rows, width]; sin is negative in the first half
   const int64_t *slots;      // [rows] block * 64 + offset
-  bf16 *pages;               // [blocks, kv_heads, key page and value page]
+  T *pages;               // [blocks, kv_heads, key page and value page]
   int64_t rows, heads, kv_heads, width;
   float eps;
 };
 
+template <class T>
 struct Attention {
-  bf16 *out;            // [rows, heads, width]
-  const bf16 *queries;  // [rows, heads, width]
-  const bf16 *pages;    // [blocks, kv_heads, key page and value page]
+  T *out;            // [rows, heads, width]
+  const T *queries;  // [rows, heads, width]
+  const T *pages;    // [blocks, kv_heads, key page and value page]
   const int64_t *tables;
   int64_t tables_stride;
   const int64_t *starts;     // [sequences + 1] rows where a sequence starts and ends
@@ -90,18 +98,24 @@ struct Attention {
 };
 
 // Functions that need memory of their own return whether they got it.
+template <class T>
+struct KernelsOf {
+  void (*pack)(T *to, const T *from, int64_t outputs, int64_t inputs, int64_t output_stride,
+               int64_t input_stride);
+  bool (*multiply)(const Product<T> &);
+  bool (*experts)(const ExpertPass<T> &);
+  void (*norm)(const Norm<T> &);
+  bool (*choose)(const Choice<T> &);
+  void (*mix)(const Mix<T> &);
+  bool (*turn_heads)(const Heads<T> &);
+  bool (*attend)(const Attention<T> &);
+};
+
 struct Kernels {
   const char *name;
   int64_t panel;  // columns that lie side by side in packed memory
-  void (*pack)(bf16 *to, const bf16 *from, int64_t outputs, int64_t inputs, int64_t output_stride,
-               int64_t input_stride);
-  bool (*multiply)(const Product &);
-  bool (*experts)(const ExpertPass &);
-  void (*norm)(const Norm &);
-  bool (*choose)(const Choice &);
-  void (*mix)(const Mix &);
-  bool (*turn_heads)(const Heads &);
-  bool (*attend)(const Attention &);
+  KernelsOf<bf16> of_bf16;
+  KernelsOf<float> of_float32;
 };
 
 // Null where the compiler builds for another processor. Whether this one can run them is to be asked

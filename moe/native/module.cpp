@@ -74,36 +74,49 @@ PyObject *run(bool (*kernel)(const Job &), const Job &job) {
   return done(good);
 }
 
-#define METHOD(name)                                                                     \
-  PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-#define BEGIN(wanted)                                                                    \
-  const interlace::Kernels *kernels = kernels_of(module);                                \
-  if (kernels == nullptr) return nullptr;                                                \
-  Arguments next(args, nargs, wanted)
+// A method's arguments are the size of an element in bytes, which chooses the kernels, and `wanted`
+// more.
+template <class T>
+using Method = PyObject *(*)(const interlace::KernelsOf<T> &, Arguments);
+template <Method<bf16> of_bf16, Method<float> of_float32, Py_ssize_t wanted>
+PyObject *by_size(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+  const interlace::Kernels *kernels = kernels_of(module);
+  if (kernels == nullptr) return nullptr;
+  Arguments next(args, nargs, 1 + wanted);
+  const int64_t size = next.size();
+  if (!next.good()) return nullptr;
+  if (size == sizeof(bf16)) return of_bf16(kernels->of_bf16, next);
+  if (size == sizeof(float)) return of_float32(kernels->of_float32, next);
+  PyErr_Format(PyExc_ValueError, "an element of %lld bytes; there are kernels for 2 and 4",
+               static_cast<long long>(size));
+  return nullptr;
+}
+
+#define METHOD(name) \
+  template <class T> \
+  PyObject *name(const interlace::KernelsOf<T> &kernels, Arguments next)
 
 METHOD(pack) {
-  BEGIN(6);
-  bf16 *to = next.at<bf16>();
-  const bf16 *from = next.at<const bf16>();
+  T *to = next.at<T>();
+  const T *from = next.at<const T>();
   int64_t sizes[4];
   for (int64_t &size : sizes) size = next.size();
   if (!next.good()) return nullptr;
-  kernels->pack(to, from, sizes[0], sizes[1], sizes[2], sizes[3]);
+  kernels.pack(to, from, sizes[0], sizes[1], sizes[2], sizes[3]);
   Py_RETURN_NONE;
 }
 
 METHOD(multiply) {
-  BEGIN(8);
-  interlace::Product p;
-  p.out = next.at<bf16>();
+  interlace::Product<T> p;
+  p.out = next.at<T>();
   p.out_stride = next.size();
-  p.x = next.at<const bf16>();
+  p.x = next.at<const T>();
   p.x_stride = next.size();
   p.rows = next.size();
-  p.packed = next.at<const bf16>();
+  p.packed = next.at<const T>();
   p.outputs = next.size();
   p.inputs = next.size();
-  return next.good() ? run(kernels->multiply, p) : nullptr;
+  return next.good() ? run(kernels.multiply, p) : nullptr;
 }
 
 // The items of a sequence of integers; null with an error set. To be freed with PyMem_Free.
@@ -125,10 +138,9 @@ int64_t *integers(PyObject *sequence, Py_ssize_t *size) {
 }
 
 METHOD(experts) {
-  BEGIN(7);
-  interlace::ExpertPass p;
-  p.out = next.at<bf16>();
-  p.x = next.at<const bf16>();
+  interlace::ExpertPass<T> p;
+  p.out = next.at<T>();
+  p.x = next.at<const T>();
   p.x_stride = next.size();
   p.hidden = next.size();
   p.width = next.size();
@@ -143,9 +155,9 @@ METHOD(experts) {
   } else if (matrices != nullptr) {
     p.experts = num_counts;
     p.counts = counts;
-    static_assert(sizeof(bf16 *) == sizeof(int64_t), "addresses are 64 bits wide");
-    p.matrices = reinterpret_cast<const bf16 *const *>(matrices);
-    result = run(kernels->experts, p);
+    static_assert(sizeof(T *) == sizeof(int64_t), "addresses are 64 bits wide");
+    p.matrices = reinterpret_cast<const T *const *>(matrices);
+    result = run(kernels.experts, p);
   }
   PyMem_Free(matrices);
   PyMem_Free(counts);
@@ -153,77 +165,72 @@ METHOD(experts) {
 }
 
 METHOD(norm) {
-  BEGIN(10);
-  interlace::Norm n;
-  n.out = next.at<bf16>();
-  n.sum = next.at<bf16>();
-  n.x = next.at<const bf16>();
+  interlace::Norm<T> n;
+  n.out = next.at<T>();
+  n.sum = next.at<T>();
+  n.x = next.at<const T>();
   n.x_stride = next.size();
-  n.y = next.at<const bf16>();
-  n.weight = next.at<const bf16>();
+  n.y = next.at<const T>();
+  n.weight = next.at<const T>();
   n.rows = next.size();
   n.width = next.size();
   n.eps = next.real();
   n.factor = next.real();
   if (!next.good()) return nullptr;
-  kernels->norm(n);
+  kernels.norm(n);
   Py_RETURN_NONE;
 }
 
 METHOD(choose) {
-  BEGIN(9);
-  interlace::Choice c;
+  interlace::Choice<T> c;
   c.ids = next.at<int64_t>();
   c.weights = next.at<float>();
-  c.logits = next.at<const bf16>();
+  c.logits = next.at<const T>();
   c.logits_stride = next.size();
   c.rows = next.size();
   c.experts = next.size();
   c.top_k = next.size();
   c.normalise = next.size() != 0;
   c.scale = next.real();
-  return next.good() ? done(kernels->choose(c)) : nullptr;
+  return next.good() ? done(kernels.choose(c)) : nullptr;
 }
 
 METHOD(mix) {
-  BEGIN(6);
-  interlace::Mix m;
-  m.out = next.at<bf16>();
-  m.outputs = next.at<const bf16>();
+  interlace::Mix<T> m;
+  m.out = next.at<T>();
+  m.outputs = next.at<const T>();
   m.weights = next.at<const float>();
   m.rows = next.size();
   m.top_k = next.size();
   m.width = next.size();
   if (!next.good()) return nullptr;
-  kernels->mix(m);
+  kernels.mix(m);
   Py_RETURN_NONE;
 }
 
 METHOD(turn_heads) {
-  BEGIN(13);
-  interlace::Heads h;
-  h.queries = next.at<bf16>();
-  h.qkv = next.at<const bf16>();
+  interlace::Heads<T> h;
+  h.queries = next.at<T>();
+  h.qkv = next.at<const T>();
   h.qkv_stride = next.size();
-  h.norm = next.at<const bf16>();
+  h.norm = next.at<const T>();
   h.cos = next.at<const float>();
   h.sin = next.at<const float>();
   h.slots = next.at<const int64_t>();
-  h.pages = next.at<bf16>();
+  h.pages = next.at<T>();
   h.rows = next.size();
   h.heads = next.size();
   h.kv_heads = next.size();
   h.width = next.size();
   h.eps = next.real();
-  return next.good() ? done(kernels->turn_heads(h)) : nullptr;
+  return next.good() ? done(kernels.turn_heads(h)) : nullptr;
 }
 
 METHOD(attend) {
-  BEGIN(12);
-  interlace::Attention a;
-  a.out = next.at<bf16>();
-  a.queries = next.at<const bf16>();
-  a.pages = next.at<const bf16>();
+  interlace::Attention<T> a;
+  a.out = next.at<T>();
+  a.queries = next.at<const T>();
+  a.pages = next.at<const T>();
   a.tables = next.at<const int64_t>();
   a.tables_stride = next.size();
   a.starts = next.at<const int64_t>();
@@ -233,7 +240,7 @@ METHOD(attend) {
   a.kv_heads = next.size();
   a.width = next.size();
   a.scale = next.real();
-  return next.good() ? run(kernels->attend, a) : nullptr;
+  return next.good() ? run(kernels.attend, a) : nullptr;
 }
 
 PyObject *instructions(PyObject *module, PyObject *) {
@@ -246,19 +253,23 @@ PyObject *panel(PyObject *module, PyObject *) {
   return kernels == nullptr ? nullptr : PyLong_FromLongLong(kernels->panel);
 }
 
-#define FAST(method) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(method))
+#define TYPED(name, wanted)                                                              \
+  {#name,                                                                                \
+   reinterpret_cast<PyCFunction>(                                                        \
+       reinterpret_cast<void (*)()>(by_size<name<bf16>, name<float>, wanted>)),          \
+   METH_FASTCALL, nullptr}
 
 PyMethodDef methods[] = {
     {"instructions", instructions, METH_NOARGS, nullptr},
     {"panel", panel, METH_NOARGS, nullptr},
-    {"pack", FAST(pack), METH_FASTCALL, nullptr},
-    {"multiply", FAST(multiply), METH_FASTCALL, nullptr},
-    {"experts", FAST(experts), METH_FASTCALL, nullptr},
-    {"norm", FAST(norm), METH_FASTCALL, nullptr},
-    {"choose", FAST(choose), METH_FASTCALL, nullptr},
-    {"mix", FAST(mix), METH_FASTCALL, nullptr},
-    {"turn_heads", FAST(turn_heads), METH_FASTCALL, nullptr},
-    {"attend", FAST(attend), METH_FASTCALL, nullptr},
+    TYPED(pack, 6),
+    TYPED(multiply, 8),
+    TYPED(experts, 7),
+    TYPED(norm, 10),
+    TYPED(choose, 9),
+    TYPED(mix, 6),
+    TYPED(turn_heads, 13),
+    TYPED(attend, 12),
     {nullptr, nullptr, 0, nullptr},
 };
 

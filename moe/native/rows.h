@@ -4,11 +4,12 @@ inline float inverse_rms(float squares, int64_t width, float eps) {
   return 1.0f / __builtin_sqrtf(squares / static_cast<float>(width) + eps);
 }
 
-void norm(const Norm &n) {
+template <class T>
+void norm(const Norm<T> &n) {
   for (int64_t row = 0; row < n.rows; row++) {
-    const bf16 *x = n.x + row * n.x_stride;
+    const T *x = n.x + row * n.x_stride;
     if (n.sum != nullptr) {
-      bf16 *both = n.sum + row * n.width;
+      T *both = n.sum + row * n.width;
       for (int64_t at = 0; at < n.width; at += UNIT) {
         narrow(both + at, fused(all(n.factor), widen(n.y + row * n.width + at), widen(x + at)));
       }
@@ -29,16 +30,16 @@ void norm(const Norm &n) {
 
 // Probabilities of all experts in float32, then the likeliest one by one, the lowest id first
 // among equals.
-bool choose(const Choice &c) {
+template <class T>
+bool choose(const Choice<T> &c) {
   const int64_t width = padded(c.experts);
   Scratch<float> scratch(width);
   if (!scratch.good()) return false;
   float *score = scratch.get();
   for (int64_t row = 0; row < c.rows; row++) {
-    const bf16 *logits = c.logits + row * c.logits_stride;
+    const T *logits = c.logits + row * c.logits_stride;
     for (int64_t expert = 0; expert < width; expert++) {
-      const uint32_t bits = expert < c.experts ? static_cast<uint32_t>(logits[expert]) << 16 : 0;
-      std::memcpy(score + expert, &bits, sizeof bits);
+      score[expert] = expert < c.experts ? real(logits[expert]) : 0.0f;
     }
     Vec highest = all(score[0]);
     for (int64_t at = 0; at < width; at += UNIT) {
@@ -47,7 +48,7 @@ bool choose(const Choice &c) {
     const Vec top = all(largest(highest));
     Vec total = all(0.0f);
     for (int64_t at = 0; at < width; at += UNIT) {
-      const Vec power = exp2_of(mul(sub(load(score + at), top), all(LOG2_E)));
+      const Vec power = exp_of(sub(load(score + at), top));
       const Vec counted = first_lanes(power, c.experts - at, 0.0f);
       store(score + at, counted);
       total = add(total, counted);
@@ -77,9 +78,10 @@ bool choose(const Choice &c) {
   return true;
 }
 
-void mix(const Mix &m) {
+template <class T>
+void mix(const Mix<T> &m) {
   for (int64_t row = 0; row < m.rows; row++) {
-    const bf16 *outputs = m.outputs + row * m.top_k * m.width;
+    const T *outputs = m.outputs + row * m.top_k * m.width;
     const float *weights = m.weights + row * m.top_k;
     for (int64_t at = 0; at < m.width; at += UNIT) {
       Vec total = mul(widen(outputs + at), all(weights[0]));
@@ -91,8 +93,10 @@ void mix(const Mix &m) {
   }
 }
 
-// One head's norm and rotation, in float32, rounded once.
-inline void turn(bf16 *to, const bf16 *x, const bf16 *weight, const float *cos, const float *sin,
+// One head's norm and rotation, in float32, rounded once. `head` has room for the head twice, so
+// that half a width further on lies the other half, whatever the width.
+template <class T>
+inline void turn(T *to, const T *x, const T *weight, const float *cos, const float *sin,
                  float *head, int64_t width, float eps) {
   Vec squares = all(0.0f);
   for (int64_t at = 0; at < width; at += UNIT) {
@@ -106,35 +110,35 @@ inline void turn(bf16 *to, const bf16 *x, const bf16 *weight, const float *cos, 
       store(head + at, mul(mul(load(head + at), scale), widen(weight + at)));
     }
   }
-  const int64_t half = width / 2;
+  std::memcpy(head + width, head, static_cast<size_t>(width) * sizeof *head);
   for (int64_t at = 0; at < width; at += UNIT) {
-    const float *other = head + (at < half ? at + half : at - half);
-    const Vec turned = mul(load(other), load(sin + at));
+    const Vec turned = mul(load(head + width / 2 + at), load(sin + at));
     narrow(to + at, add(mul(load(head + at), load(cos + at)), turned));
   }
 }
 
-bool turn_heads(const Heads &h) {
-  Scratch<float> head(h.width);
-  Scratch<bf16> key(h.width);
+template <class T>
+bool turn_heads(const Heads<T> &h) {
+  Scratch<float> head(2 * h.width);
+  Scratch<T> key(h.width);
   if (!head.good() || !key.good()) return false;
   for (int64_t row = 0; row < h.rows; row++) {
-    const bf16 *qkv = h.qkv + row * h.qkv_stride;
+    const T *qkv = h.qkv + row * h.qkv_stride;
     const float *cos = h.cos + row * h.width, *sin = h.sin + row * h.width;
     const int64_t block = h.slots[row] / BLOCK, offset = h.slots[row] % BLOCK;
     for (int64_t nth = 0; nth < h.heads + h.kv_heads; nth++) {
-      const bf16 *weight = h.norm == nullptr ? nullptr : h.norm + nth * h.width;
+      const T *weight = h.norm == nullptr ? nullptr : h.norm + nth * h.width;
       const bool query = nth < h.heads;
-      bf16 *to = query ? h.queries + (row * h.heads + nth) * h.width : key.get();
+      T *to = query ? h.queries + (row * h.heads + nth) * h.width : key.get();
       turn(to, qkv + nth * h.width, weight, cos, sin, head.get(), h.width, h.eps);
       if (query) continue;
       const int64_t group = nth - h.heads;
-      bf16 *keys = h.pages + (block * h.kv_heads + group) * 2 * BLOCK * h.width;
-      bf16 *values = keys + BLOCK * h.width;
-      const bf16 *value = qkv + (h.heads + h.kv_heads + group) * h.width;
+      T *keys = h.pages + (block * h.kv_heads + group) * 2 * BLOCK * h.width;
+      T *values = keys + BLOCK * h.width;
+      const T *value = qkv + (h.heads + h.kv_heads + group) * h.width;
       for (int64_t at = 0; at < h.width; at++) {
-        keys[place(offset, at, BLOCK, h.width)] = to[at];
-        values[place(at, offset, h.width, BLOCK)] = value[at];
+        keys[place<T>(offset, at, BLOCK, h.width)] = to[at];
+        values[place<T>(at, offset, h.width, BLOCK)] = value[at];
       }
     }
   }

@@ -3,6 +3,18 @@
 inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
 
+// Inputs that lie side by side in a packed weight: what fills 32 bits.
+template <class T>
+constexpr int64_t RUN = 4 / static_cast<int64_t>(sizeof(T));
+
+inline float real(float number) { return number; }
+inline float real(bf16 number) {
+  const uint32_t bits = static_cast<uint32_t>(number) << 16;
+  float found;
+  std::memcpy(&found, &bits, sizeof found);
+  return found;
+}
+
 // Memory of one call, on a cache line's boundary.
 template <class T>
 class Scratch {

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from interlace.moe import kernels
 from interlace.moe.config import ARCHITECTURES, ModelConfig, read_config
 from interlace.moe.random_model import write_random_model
 
@@ -22,3 +24,10 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def tiny(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> tuple[Path, ModelConfig]:
     folder = tiny_folders[request.param]
     return folder, read_config(folder)
+
+
+@pytest.fixture(params=kernels.DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """Every type that our own kernels compute in."""
+    found: torch.dtype = request.param
+    return found
