@@ -19,6 +19,8 @@ from .sampling_params import SamplingParams
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+_ROUNDING = 1e-9
+"""Far more than rounding does to what `gumbel_argmax` compares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +102,32 @@ def sample(logits_SV: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     ]
 
 
-def gumbel_noise(*, seed: int, trajectory: int, position: int, vocab_size: int) -> Floats:
-    """[V] standard Gumbel noise: a function of its arguments and nothing else."""
+def uniform_noise(*, seed: int, trajectory: int, position: int, vocab_size: int) -> Floats:
+    """[V] between 0 and 1, both excluded: a function of its arguments and nothing else."""
     mask = (1 << 64) - 1
     bits = np.random.Philox(key=[seed & mask, trajectory & mask], counter=[position, 0, 0, 0])
     uniform_V = np.random.Generator(bits).random(vocab_size)
     uniform_V += 2.0**-54  # never zero; one would need 1 - 2^-54, which is not representable
-    np.log(uniform_V, out=uniform_V)
-    np.negative(uniform_V, out=uniform_V)
-    np.log(uniform_V, out=uniform_V)
-    return np.negative(uniform_V, out=uniform_V)
+    return uniform_V
+
+
+def gumbel(uniform: Floats) -> Floats:
+    """Standard Gumbel noise from uniform noise."""
+    noise: Floats = -np.log(-np.log(uniform))
+    return noise
+
+
+def gumbel_argmax(log_C: Floats, uniform_C: Floats) -> int:
+    """Index of the largest of ``log_C + gumbel(uniform_C)``, the lowest of several.
+
+    As -log u > 1 - u, no candidate gets beyond p / (1 - u). Noise is computed only for the few
+    that could get as far as the one with the best prospect does.
+    """
+    prospect_C = np.exp(log_C) / (1 - uniform_C)
+    best = int(np.argmax(prospect_C))
+    reached = np.exp(log_C[best]) / -np.log(uniform_C[best])
+    few = np.flatnonzero(prospect_C >= reached * (1 - _ROUNDING))
+    return int(few[np.argmax(log_C[few] + gumbel(uniform_C[few]))])
 
 
 def allowed_next(params: SamplingParams, generated: tuple[int, ...]) -> tuple[int, ...]:
@@ -140,7 +158,7 @@ def _sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
         index = int(np.argmax(log_C))
     else:
         kept_C, log_C = _filter(log_C, params)
-        noise_V = gumbel_noise(
+        uniform_V = uniform_noise(
             seed=row.seed,
             trajectory=row.trajectory,
             position=row.position,
@@ -148,8 +166,7 @@ def _sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
         )
         if kept_C is not None:
             ids_C = kept_C if ids_C is None else ids_C[kept_C]
-        noise_C = noise_V if ids_C is None else noise_V[ids_C]
-        index = int(np.argmax(log_C + noise_C))
+        index = gumbel_argmax(log_C, uniform_V if ids_C is None else uniform_V[ids_C])
     token = index if ids_C is None else int(ids_C[index])
     turn = (*row.generated, token)
     return Sampled(

@@ -153,7 +153,10 @@ def _pairs(pairs: Iterable[list[Any]]) -> tuple[tuple[str, int], ...]:
 
 
 def _ticket(
-    compute: dict[str, Any], paused: Iterable[dict[str, Any]], in_flight: dict[str, Any], zero: float
+    compute: dict[str, Any],
+    paused: Iterable[dict[str, Any]],
+    in_flight: dict[str, Any],
+    zero: float,
 ) -> TicketRecord:
     args = compute["args"]
     return TicketRecord(

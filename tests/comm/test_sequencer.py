@@ -190,9 +190,7 @@ def test_a_path_stands_aside_as_soon_as_what_another_waits_for_is_there() -> Non
         outputs = rank.walk(step, {DECODE: gathers()})
     assert outputs[PREFILL] == [[["embed"]], [["mix"]], [["logits"]]]
     assert rank.pieces == ["embed"] * 5 + ["mix"] * 5 + ["logits"] * 5
-    mix = next(
-        t for t in rank.sequencer.journal.tickets if (t.path, t.stage) == (PREFILL, "mix")
-    )
+    mix = next(t for t in rank.sequencer.journal.tickets if (t.path, t.stage) == (PREFILL, "mix"))
     assert len(mix.pauses) == 2
     assert len(mix.computing) == 3
     assert overlaps(rank) == []

@@ -9,7 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.moe.sampler import Sampled, SampleRow, gumbel_noise, sample, validate
+from interlace.moe.sampler import (
+    Sampled,
+    SampleRow,
+    gumbel,
+    gumbel_argmax,
+    sample,
+    uniform_noise,
+    validate,
+)
 from interlace.moe.sampling_params import SamplingParams
 
 VOCAB = 40
@@ -99,19 +107,40 @@ def test_frequencies_over_positions_are_the_probabilities() -> None:
 
 def test_noise_differs_by_every_argument_and_is_standard_gumbel() -> None:
     base = {"seed": 1, "trajectory": 2, "position": 3}
-    noise_V = gumbel_noise(**base, vocab_size=20_000)
-    assert np.array_equal(noise_V, gumbel_noise(**base, vocab_size=20_000))
+    noise_V = gumbel(uniform_noise(**base, vocab_size=20_000))
+    assert np.array_equal(noise_V, gumbel(uniform_noise(**base, vocab_size=20_000)))
     for name in base:
-        other = gumbel_noise(**(base | {name: 7}), vocab_size=20_000)
+        other = gumbel(uniform_noise(**(base | {name: 7}), vocab_size=20_000))
         assert abs(np.corrcoef(noise_V, other)[0, 1]) < 0.03
     assert noise_V.mean() == pytest.approx(0.5772, abs=0.03)
     assert noise_V.std() == pytest.approx(math.pi / math.sqrt(6), abs=0.03)
-    assert np.array_equal(noise_V[:100], gumbel_noise(**base, vocab_size=100))
+    assert np.array_equal(noise_V[:100], gumbel(uniform_noise(**base, vocab_size=100)))
 
 
 def test_the_noise_of_one_counter_never_changes() -> None:
-    noise_V = gumbel_noise(seed=1, trajectory=2, position=3, vocab_size=3)
+    noise_V = gumbel(uniform_noise(seed=1, trajectory=2, position=3, vocab_size=3))
     assert noise_V.tolist() == pytest.approx([0.852072, -0.78897, 1.166339], abs=1e-5)
+
+
+@given(
+    st.integers(0, 2**31), st.sampled_from([1, 2, 50, 5000]), st.sampled_from([0, 1e-3, 1, 8, 400])
+)
+def test_the_few_that_are_looked_at_hold_the_largest_of_all(
+    seed: int, num: int, spread: float
+) -> None:
+    draw = np.random.default_rng(seed)
+    log_C = draw.standard_normal(num) * spread
+    log_C -= np.log(np.exp(log_C - log_C.max()).sum()) + log_C.max()
+    uniform_C = draw.random(num) + 2.0**-54
+    assert gumbel_argmax(log_C, uniform_C) == np.argmax(log_C + gumbel(uniform_C))
+
+
+@pytest.mark.parametrize("uniform", [2.0**-54, 0.5, 1 - 2.0**-53])
+def test_extreme_noise_and_impossible_candidates_leave_the_right_one(uniform: float) -> None:
+    log_C = np.array([-np.inf, -0.7, -0.7, -800.0, -np.inf])
+    assert gumbel_argmax(log_C, np.full(5, uniform)) == 1
+    uniform_C = np.array([1 - 2.0**-53, uniform, uniform, 1 - 2.0**-53, 1 - 2.0**-53])
+    assert gumbel_argmax(log_C, uniform_C) == 1
 
 
 def test_ties_go_to_the_lowest_id() -> None:
