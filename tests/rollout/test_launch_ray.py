@@ -19,6 +19,7 @@ from interlace.rollout import EndReason, Rollout, RolloutConfig, load_config
 from interlace.rollout.digest import digest
 from interlace.rollout.launch.launcher import LaunchError
 from interlace.rollout.launch.ray import Cluster
+from interlace.rollout.run import Run
 from interlace.rollout.trajectory import Trajectory
 from interlace.rollout.turns import RolloutError
 
@@ -157,6 +158,36 @@ def test_a_killed_rank_is_named_and_nothing_is_left(cluster: Cluster) -> None:
     pid, at = killed[0]
     assert f"DEAD: its process {pid} has ended" in str(raised.value)
     assert time.monotonic() - at < 15
+    assert_ours_have_ended()
+
+
+@pytest.mark.timeout(180)
+def test_what_was_in_play_when_a_rank_was_killed_goes_on_in_another_rollout(
+    cluster: Cluster,
+) -> None:
+    turns = ("sampling.max_tokens=12", "environments.max_turns=8")
+    config = tiny("launch.kind=ray", *turns)
+    tasks = config.expand_tasks() * 4
+    with Rollout(tiny(*turns)) as rollout:
+        reference = digest(list(rollout.run(tasks)))
+    given: list[Trajectory] = []
+    runs: list[Run] = []
+
+    def broken() -> None:
+        with Rollout(config) as rollout:
+            runs.append(rollout.run(tasks))
+            for trajectory in runs[0]:
+                if not given:
+                    kill_once_seen("ray::RankActor")
+                given.append(trajectory)
+
+    with pytest.raises(RolloutError, match="is DEAD"):
+        broken()
+    left = runs[0].partials
+    assert left
+    with Rollout(config) as rollout:
+        given += rollout.run(resume=left)
+    assert digest(given) == reference
     assert_ours_have_ended()
 
 

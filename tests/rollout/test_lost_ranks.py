@@ -17,13 +17,13 @@ from interlace.rollout.trajectory import Trajectory
 pytestmark = pytest.mark.slow
 
 TASKS = [
-    *(Task("frozen_lake", seed=n, group_id=f"lake {n // 2}") for n in range(10)),
-    *(Task(prompt=f"story {n}", max_tokens=20 + 40 * (n % 2), task_id=str(n)) for n in range(4)),
+    *(Task("frozen_lake", seed=n, group_id=f"lake {n // 2}") for n in range(6)),
+    *(Task(prompt=f"story {n}", max_tokens=12 + 20 * (n % 2), task_id=str(n)) for n in range(4)),
 ]
 
 
 def tiny(*overrides: str) -> RolloutConfig:
-    given = ("sampling.max_tokens=6", "environments.max_turns=12", "layout.world=2", *overrides)
+    given = ("sampling.max_tokens=6", "environments.max_turns=6", "layout.world=2", *overrides)
     return load_config(preset="tiny", overrides=given)
 
 
