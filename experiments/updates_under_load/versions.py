@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -30,10 +31,15 @@ class Versions:
         self.folder, self.config = folder, read_config(folder)
         self._names = ReceivedNames(self.config)
         self._first = load_file(folder / "model.safetensors")
-        everyone = range(self.config.num_experts)
-        self._share = Share.of(self.config, everyone)
-        self._base = load_weights(folder, self.config, expert_ids=everyone, dtype=torch.float32)
+        self._everyone = range(self.config.num_experts)
         self._made: dict[int, Weights] = {}
+
+    @cached_property
+    def _base(self) -> Weights:
+        """For who computes; a trainer does not."""
+        return load_weights(
+            self.folder, self.config, expert_ids=self._everyone, dtype=torch.float32
+        )
 
     def of(self, number: int) -> StateTensors:
         """All tensors under the hub's names; number 0 is what lies in the folder."""
@@ -59,7 +65,7 @@ class Versions:
     def weights(self, number: int) -> Weights:
         """On one rank that has all experts; the last few are kept."""
         if number not in self._made:
-            incoming = Incoming(self._share)
+            incoming = Incoming(Share.of(self.config, self._everyone))
             for bucket in self.buckets(number):
                 take_in(incoming, bucket)
             while len(self._made) >= _KEPT:
