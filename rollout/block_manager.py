@@ -125,14 +125,14 @@ class BlockManager:
     ) -> Match | None:
         """The longest match that can be leased; without its partial block if that is too much."""
         match = self.match(tokens, len(tokens) - 1, oldest=oldest)
-        for candidate in (match, replace(match, partial=None, num_partial=0)):
-            needed = self.blocks_for(num_tokens) - len(candidate.nodes)
-            needed += sum(node.users == 0 for node in candidate.nodes)
-            source = candidate.partial
-            if source is not None and source.users == 0 and not self._is_taken(candidate):
-                needed += 1
-            if needed + spare <= self.num_available:
-                return candidate
+        needed = self.blocks_for(num_tokens) - len(match.nodes)
+        needed += sum(node.users == 0 for node in match.nodes)
+        source = match.partial
+        copied = source is not None and source.users == 0 and not self._is_taken(match)
+        if needed + copied + spare <= self.num_available:
+            return match
+        if needed + spare <= self.num_available:
+            return replace(match, partial=None, num_partial=0)
         return None
 
     def _is_taken(self, match: Match) -> bool:

@@ -212,7 +212,7 @@ class Leader:
                     seed=sequence.request.seed,
                     trajectory=sequence.request.trajectory,
                     position=len(sequence.token_ids),
-                    generated=tuple(sequence.spoken),
+                    generated=tuple(sequence.spoken) if sequence.request.sampling.choices else (),
                 )
                 for sequence in self.scheduler.sampling_rows(kind)
             ]
