@@ -87,10 +87,13 @@ class Batch:
         tp_size: int = 1,
         device: str | torch.device = "cpu",
         tiles: bool = True,
+        whole_tables: bool = False,
     ) -> Batch:
         """All tensors of a batch, its `tiles` if they are wanted.
 
-        Raises ValueError for rows outside their block tables.
+        With `whole_tables` attention reads all blocks of a table, though those behind a row's
+        position weigh nothing: shapes depend on the tables' lengths alone. Raises ValueError for
+        rows outside their block tables.
         """
         rows = _Rows(description)
         num_rows = description.num_rows
@@ -106,7 +109,7 @@ class Batch:
             cu_seqlens_q=to_device(rows.start_B1, on),
             context_lens=to_device(rows.context_len_B, on),
             sample_rows=to_device(_ints(description.sample_rows), on),
-            tiles=tuple(rows.tile_groups(on)) if tiles else (),
+            tiles=tuple(rows.tile_groups(on, whole_tables)) if tiles else (),
         )
 
 
@@ -155,25 +158,27 @@ class _Rows:
         tables[np.arange(width) < self.table_len_B[:, None]] = self.tables
         return tables
 
-    def tile_groups(self, device: torch.device) -> list[TileGroup]:
+    def tile_groups(self, device: torch.device, whole_tables: bool) -> list[TileGroup]:
         groups: list[TileGroup] = []
         lower = 0
         for height in TILE_ROWS:
             upper = np.inf if height == TILE_ROWS[-1] else height
             chosen_B = np.flatnonzero((self.count_B > lower) & (self.count_B <= upper))
             if len(chosen_B):
-                groups += self._groups_of_height(chosen_B, height, device)
+                groups += self._groups_of_height(chosen_B, height, device, whole_tables)
             lower = height
         return groups
 
     def _groups_of_height(
-        self, chosen_B: Ints, height: int, device: torch.device
+        self, chosen_B: Ints, height: int, device: torch.device, whole_tables: bool
     ) -> list[TileGroup]:
         tiles_B = -(-self.count_B[chosen_B] // height)
         sequence_N = np.repeat(chosen_B, tiles_B)
         row_N = self.start_B1[sequence_N] + _counting(tiles_B) * height
         last_N = np.minimum(row_N + height, self.start_B1[sequence_N + 1]) - 1
         num_blocks_N = self.position_T[last_N] // BLOCK_SIZE + 1
+        if whole_tables:
+            num_blocks_N = self.table_len_B[sequence_N]
         cost_N = num_blocks_N * (height + BLOCK_COST)
         most = GROUP_COST if device.type == "cpu" else ACCELERATOR_GROUP_COST
         part_N = (np.cumsum(cost_N) - cost_N) // most

@@ -27,3 +27,8 @@ class PathContext:
     """How rows reach their experts. Its choice changes the program, never a bit."""
     preemptible: bool = False
     """Whether the pass offers to stand aside within long stretches of computation."""
+    waits: bool = True
+    """Whether the host may wait within a forward pass, to read from the device how many rows go
+    where. Where it is far from the device it should not; `all_to_all` must."""
+    buckets: bool = False
+    """Whether batches, all of decode rows, are padded to few shapes. It changes no bit of a row."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from interlace.comm.collectives import Exchange, perform
 
 from .placement import Placement
 from .to_device import to_device
+
+D = TypeVar("D")
+"""What a strategy remembers between the way to the experts and the way back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +51,13 @@ class Dispatched:
         return slots.view(len(slots) // self.top_k, self.top_k, slots.shape[1])
 
 
-class Dispatcher(Protocol):
+class Dispatcher(Protocol[D]):
     """A strategy of moving rows. Both calls suspend, the same number of times whatever the rows."""
 
-    async def dispatch(
-        self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor
-    ) -> Dispatched: ...
+    async def dispatch(self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> D: ...
 
-    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
-        """[T, K, D] the experts' outputs for this rank's rows, in their top-k slots."""
+    async def combine(self, stage: str, y: torch.Tensor, dispatched: D, /) -> torch.Tensor:
+        """[T, K, D] the experts' outputs `y` for this rank's rows, in their top-k slots."""
         ...
 
 
@@ -92,7 +93,7 @@ class AllToAllDispatcher:
         self._experts_of_rank = tuple(pairwise(ends))
         order = placement.order
         contiguous = order == tuple(range(placement.num_experts))
-        self._rank_in_order_X = None if contiguous else torch.tensor(order).argsort()
+        self._rank_in_order_X = None if contiguous else np.argsort(np.array(order))
 
     async def dispatch(self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> Dispatched:
         sent_order, counts_X, rows = self._pack(x_TD, topk_TK)
@@ -132,7 +133,7 @@ class AllToAllDispatcher:
         """Slots sorted by expert in sending order, rows per expert, and the rows themselves."""
         key = topk_TK.flatten()
         if self._rank_in_order_X is not None:
-            key = self._rank_in_order_X.to(key.device)[key]
+            key = to_device(self._rank_in_order_X, key.device)[key]
         sent_order = torch.argsort(key, stable=True)
         # not bincount: on an accelerator the host would wait for it, before the counts travel
         counts_X = key.new_zeros(self._placement.num_experts)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from interlace.comm.collectives import Exchange, perform
 
 from .dispatch import Dispatched
-from .dispatch_labels import Labels, check_capacity, places
+from .dispatch_labels import Labels, check_capacity, lead_blocks, places, with_labels
 from .placement import Placement
+from .to_device import to_device
 
 
 class FixedDispatcher:
@@ -23,15 +25,20 @@ class FixedDispatcher:
     def __init__(self, *, placement: Placement, ep_rank: int, capacity: int) -> None:
         self._labels = Labels(placement=placement, ep_rank=ep_rank)
         self._placement, self._ep_rank, self._capacity = placement, ep_rank, capacity
+        self._owner_X = np.array(placement.owners, dtype=np.int64)
 
     async def dispatch(self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> Dispatched:
         check_capacity(len(x_TD), self._capacity)
         equal = (self._capacity,) * self._placement.ep_size
+        owner_TK = to_device(self._owner_X, topk_TK.device)[topk_TK]
+        payload, _ = lead_blocks(
+            with_labels(x_TD, topk_TK), owner_TK, self._placement.ep_size, self._capacity
+        )
         arrived = await perform(
             Exchange(
                 role="ep",
                 stage=f"{stage}.dispatch",
-                payload=self._blocks(self._labels.attach(x_TD, topk_TK), topk_TK),
+                payload=payload,
                 send=equal,
                 recv=equal,
             )
@@ -53,19 +60,3 @@ class FixedDispatcher:
         )
         real = returned.index_select(0, places(dispatched.sent, owed, returned))
         return dispatched.into_slots(real)
-
-    def _blocks(self, rows_TW: torch.Tensor, topk_TK: torch.Tensor) -> torch.Tensor:
-        """[members * capacity, W] each block led by the rows its member needs, in their order.
-
-        The host reads nothing: what a member does not need goes to a last row that is cut off.
-        """
-        size = self._placement.ep_size
-        owner_X = torch.tensor(self._placement.owners, device=topk_TK.device)
-        needed_TM = torch.zeros((len(rows_TW), size), dtype=torch.bool, device=topk_TK.device)
-        needed_TM.scatter_(1, owner_X[topk_TK], True)
-        first_M = torch.arange(size, device=topk_TK.device) * self._capacity
-        place_TM = needed_TM.cumsum(0) - 1 + first_M
-        place_TM = place_TM.where(needed_TM, size * self._capacity)
-        blocks = rows_TW.new_zeros((size * self._capacity + 1, rows_TW.shape[1]))
-        blocks[place_TM] = rows_TW[:, None]
-        return blocks[:-1]

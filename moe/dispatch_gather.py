@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from interlace.comm.collectives import Gather, perform
 
 from .dispatch import Dispatched, send_back
-from .dispatch_labels import Labels, check_capacity
+from .dispatch_labels import Labels, check_capacity, with_labels
 from .placement import Placement
 
 
@@ -26,7 +26,7 @@ class GatherDispatcher:
 
     async def dispatch(self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> Dispatched:
         check_capacity(len(x_TD), self._capacity)
-        rows_TW = self._labels.attach(x_TD, topk_TK)
+        rows_TW = with_labels(x_TD, topk_TK)
         padded = F.pad(rows_TW, (0, 0, 0, self._capacity - len(rows_TW)))
         parts = await perform(Gather(role="ep", stage=f"{stage}.dispatch", payload=padded))
         return self._labels.select(torch.cat(parts), topk_TK)

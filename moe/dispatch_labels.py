@@ -1,8 +1,8 @@
 """Rows that carry the ids of their experts, so that no counts have to travel before them.
 
 Shapes: T rows of this rank, D hidden, K experts a row goes to, W = D + K, N rows that arrived
-(equally many from each member), P (row, slot) pairs for own experts, R = P rows sorted by expert,
-X experts.
+(equally many from each member), E members, P (row, slot) pairs for own experts, R = P rows sorted
+by expert, X experts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,41 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer type whose bits fit into one element of a row."""
 
 
-class Labels:
-    """Writes labels behind rows that leave and picks a rank's work out of rows that arrive.
+def with_labels(x_TD: torch.Tensor, topk_TK: torch.Tensor) -> torch.Tensor:
+    """[T, W] in the rows' own type; the labels' bits are those of an integer of its size.
 
-    A label is the expert's id plus one; zero is nobody, so rows of zeros are padding and are never
-    computed.
+    A label is the expert's id plus one; zero is nobody, so rows of zeros are padding.
     """
+    labels_TK = (topk_TK + 1).to(_INTEGERS[x_TD.element_size()]).view(x_TD.dtype)
+    return torch.cat((x_TD, labels_TK), dim=1)
+
+
+def labels_of(rows_NW: torch.Tensor, top_k: int) -> torch.Tensor:
+    """[N, K] what `with_labels` wrote."""
+    return rows_NW[:, -top_k:].contiguous().view(_INTEGERS[rows_NW.element_size()])
+
+
+def lead_blocks(
+    rows_TW: torch.Tensor, owner_TK: torch.Tensor, num_members: int, capacity: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[members * capacity, W] blocks, each led by the rows its member needs, in their order; and
+    [T, members] each row's place in each block, which counts only where it is needed.
+
+    The host reads nothing: what a member does not need goes to a last row that is cut off.
+    """
+    device = rows_TW.device
+    needed_TE = torch.zeros((len(rows_TW), num_members), dtype=torch.bool, device=device)
+    needed_TE.scatter_(1, owner_TK, True)
+    row_TE = needed_TE.cumsum(0) - 1
+    place_TE = row_TE + torch.arange(num_members, device=device) * capacity
+    place_TE = place_TE.where(needed_TE, num_members * capacity)
+    blocks = rows_TW.new_zeros((num_members * capacity + 1, rows_TW.shape[1]))
+    blocks[place_TE] = rows_TW[:, None]
+    return blocks[:-1], row_TE
+
+
+class Labels:
+    """Picks a rank's work out of rows that arrive with labels."""
 
     def __init__(self, *, placement: Placement, ep_rank: int) -> None:
         self._ep_size = placement.ep_size
@@ -36,11 +65,6 @@ class Labels:
         self._own_index = np.full(placement.num_experts + 1, -1, dtype=np.int64)
         self._own_index[own + 1] = np.arange(len(own))
 
-    def attach(self, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> torch.Tensor:
-        """[T, W] in the rows' own type; the labels' bits are those of an integer of its size."""
-        labels_TK = (topk_TK + 1).to(_INTEGERS[x_TD.element_size()]).view(x_TD.dtype)
-        return torch.cat((x_TD, labels_TK), dim=1)
-
     def select(self, arrived_NW: torch.Tensor, topk_TK: torch.Tensor) -> Dispatched:
         """The pairs whose expert this rank owns; both ends list them by row, then by slot.
 
@@ -48,8 +72,7 @@ class Labels:
         """
         top_k = topk_TK.shape[1]
         width = arrived_NW.shape[1] - top_k
-        labels_NK = arrived_NW[:, width:].contiguous().view(_INTEGERS[arrived_NW.element_size()])
-        index_NK = self._own_index[labels_NK.cpu().numpy()]
+        index_NK = self._own_index[labels_of(arrived_NW, top_k).cpu().numpy()]
         pair_P = np.flatnonzero(index_NK >= 0)
         expert_P = index_NK.ravel()[pair_P]
         arrival_R = np.argsort(expert_P, kind="stable")

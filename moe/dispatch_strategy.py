@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from .dispatch import AllToAllDispatcher, Dispatcher
 from .dispatch_fixed import FixedDispatcher
 from .dispatch_gather import GatherDispatcher
+from .dispatch_padded import PaddedDispatcher
 from .placement import Placement
 
 Strategy = Literal["all_to_all", "fixed", "gather"]
 
 
 def dispatcher_of(
-    strategy: Strategy, *, placement: Placement, ep_rank: int, capacity: int
-) -> Dispatcher:
-    """The dispatcher of one forward pass. All strategies give the same bits.
+    strategy: Strategy,
+    *,
+    placement: Placement,
+    ep_rank: int,
+    capacity: int,
+    waits: bool = True,
+    device: str | torch.device = "cpu",
+) -> Dispatcher[Any]:
+    """The dispatcher of one forward pass on `device`. All strategies give the same bits.
 
-    `capacity` is the agreed bound on the rows a rank dispatches; `all_to_all` needs none.
+    `capacity` is the agreed bound on the rows a rank dispatches; `all_to_all` needs none. Unless it
+    `waits`, the host reads nothing of what the device has computed. ValueError where `all_to_all`
+    must not wait: its sizes are counts that the host reads.
     """
+    if not waits:
+        if strategy == "all_to_all":
+            raise ValueError(
+                "dispatch all_to_all reads counts back, so it cannot go without waiting: choose "
+                "fixed or gather"
+            )
+        return PaddedDispatcher(
+            placement=placement,
+            ep_rank=ep_rank,
+            capacity=capacity,
+            gathers=strategy == "gather",
+            device=torch.device(device),
+        )
     match strategy:
         case "all_to_all":
             return AllToAllDispatcher(placement=placement, ep_rank=ep_rank)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from .config import ModelConfig, check_tp_size
 from .pages import Pages, have_pages
 from .parts import GroupedQuery, Latent
+from .to_device import to_device
 
 BLOCK_SIZE = 64
 """Positions in one block. Attention sums inside blocks first, so this is part of the numerics."""
@@ -107,8 +109,9 @@ class KVCache:
             return
         sources, targets = zip(*pairs, strict=True)
         independent = not set(sources) & set(targets) and len(set(targets)) == len(targets)
-        steps = [(list(sources), list(targets))] if independent else [([a], [b]) for a, b in pairs]
-        for source, target in steps:
+        steps = [(sources, targets)] if independent else [((a,), (b,)) for a, b in pairs]
+        for step in steps:
+            source, target = to_device(np.array(step, dtype=np.int64), self.device)
             for pool in self._pools.values():
                 pool[:, target] = pool[:, source]
 

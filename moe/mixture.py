@@ -1,10 +1,12 @@
 """One layer's experts on one rank: choosing, applying and adding up.
 
-Shapes: T rows of this rank, D hidden, K experts a row goes to, R rows received.
+Shapes: T rows of this rank, D hidden, K experts a row goes to, R rows received, N rows received
+with their padding, X experts of this rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +15,11 @@ from interlace.comm.collectives import preemption_point
 
 from . import kernels
 from .dispatch import Dispatched
+from .dispatch_padded import Padded
 from .experts import Expert, apply_experts
 from .linear import Linear
 from .parts import Mixture
 from .router import Routing, padded_sigmoid, route
-
 
 PIECE_ROWS = 32
 """Rows of a piece of work: a millisecond or two of a core, as long as a small message travels."""
@@ -43,8 +45,10 @@ class MixtureLayer:
             h_TD = h_TD.float()
         return route(self.router(h_TD), self.sizes.router, self.router_bias_X)
 
-    def apply(self, dispatched: Dispatched) -> torch.Tensor:
-        """[R, D] each row's expert applied to it."""
+    def apply(self, dispatched: Dispatched | Padded) -> torch.Tensor:
+        """[R, D] each row's expert applied to it; of padded rows [X, N, D], every expert to all."""
+        if isinstance(dispatched, Padded):
+            return apply_all(self.experts, dispatched.rows_ND)
         return apply_experts(self.experts, dispatched.rows_RD, dispatched.expert_counts)
 
     async def apply_preemptibly(self, dispatched: Dispatched) -> torch.Tensor:
@@ -76,6 +80,14 @@ class MixtureLayer:
                 shared_TD = shared_TD * padded_sigmoid(self.shared_gate(h_TD))[:, :1]
             total = total + shared_TD
         return total.to(h_TD.dtype)
+
+
+def apply_all(experts: Sequence[Expert], x_ND: torch.Tensor) -> torch.Tensor:
+    """[X, N, D] every expert applied to every row, to the bits of `apply_experts`."""
+    y_XND = x_ND.new_empty((len(experts), *x_ND.shape))
+    for y_ND, expert in zip(y_XND.unbind(), experts, strict=True):
+        y_ND.copy_(expert(x_ND))
+    return y_XND
 
 
 def grouped(counts: Sequence[int], least: int) -> list[slice]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,11 @@ import torch.nn.functional as F
 from interlace.comm.collectives import Exchange, Gather, perform, preemption_point
 
 from .batch import Batch
+from .bucket import padded, rounded
 from .config import ModelConfig
 from .context import PathContext
 from .description import Description
-from .dispatch import Dispatcher
+from .dispatch import Dispatched, Dispatcher
 from .dispatch_strategy import dispatcher_of
 from .mixture import PIECE_ROWS, MixtureLayer
 from .norm import add, add_and_norm, rms_norm
@@ -32,13 +34,22 @@ from .weights import LayerWeights, Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOutput:
-    """What a forward pass found; the same on every tensor-parallel rank."""
+    """What a forward pass found; the same on every tensor-parallel rank. Where batches are padded,
+    what belongs to padding lies behind what was asked for."""
 
     logits_SV: torch.Tensor
     """float32 logits of the sampled rows."""
     experts_TLK: torch.Tensor
     """Experts every row went to in the layers that have some, most likely first: uint8, or int16
     beyond 256 experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What the host makes of a description before a pass computes."""
+
+    batch: Batch
+    dispatcher: Dispatcher[Any]
 
 
 class Model:
@@ -66,23 +77,44 @@ class Model:
         its own. Raises ValueError when weights, context and description do not fit together; what
         was written to the cache before an error is unspecified.
         """
+        prepared = self.prepare(weights, context, description, max_rows=max_rows)
+        return await self.compute(weights, context, prepared)
+
+    def prepare(
+        self, weights: Weights, context: PathContext, description: Description, *, max_rows: int = 0
+    ) -> Prepared:
+        """The host's part of `forward`, which comes first: errors are raised, numbers uploaded."""
         self._check(weights, context, description)
+        if context.buckets:
+            max_rows = rounded(max_rows)
+            description = padded(description, max_rows)
         batch = Batch.build(
             description,
             tp_size=context.tp_size,
             device=weights.device,
             tiles=context.kv.pages is None,
+            whole_tables=context.buckets,
         )
         if context.kv.pages is not None:
             context.kv.pages.check(batch.block_tables)
-        shares = _Shares(batch, context)
         dispatcher = dispatcher_of(
             context.dispatch,
             placement=context.expert_placement,
             ep_rank=context.ep_rank,
             capacity=-(-max_rows // context.tp_size),
+            waits=context.waits,
+            device=weights.device,
         )
         context.kv.copy_blocks(description.block_copies)
+        return Prepared(batch=batch, dispatcher=dispatcher)
+
+    async def compute(
+        self, weights: Weights, context: PathContext, prepared: Prepared
+    ) -> ForwardOutput:
+        """The device's part of `forward`. Unless the path `waits`, the host reads nothing in it and
+        gives nothing in: it can be captured, and serves all batches of the same shape."""
+        batch, dispatcher = prepared.batch, prepared.dispatcher
+        shares = _Shares(batch, context)
         rotation = self.rotation(weights, batch)
         x_UD = self.embed(weights, batch)[shares.mine]
         chosen: list[torch.Tensor] = []
@@ -239,7 +271,7 @@ class _Shares:
 async def _mix(
     mixture: MixtureLayer,
     context: PathContext,
-    dispatcher: Dispatcher,
+    dispatcher: Dispatcher[Any],
     stage: str,
     h_UD: torch.Tensor,
     num_own: int,
@@ -247,7 +279,7 @@ async def _mix(
     """[U, D] what the experts add to each row, zero in padding rows, and [U, K] who they were."""
     routing = mixture.route(h_UD)
     dispatched = await dispatcher.dispatch(stage, h_UD[:num_own], routing.topk_TK[:num_own])
-    if context.preemptible:
+    if context.preemptible and isinstance(dispatched, Dispatched):
         y_RD = await mixture.apply_preemptibly(dispatched)
     else:
         y_RD = mixture.apply(dispatched)

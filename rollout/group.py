@@ -16,6 +16,7 @@ from interlace.comm.proposal import Proposal
 from interlace.moe.description import Description
 from interlace.moe.model import ForwardOutput
 from interlace.moe.sampler import SampleRow, sample
+from interlace.moe.to_device import to_host
 
 from .batching import describe
 from .changed import Changed
@@ -203,7 +204,8 @@ class Leader:
             assert self._side is not None
             self._side.receive(output.letters)
             return
-        logits_SV, experts_TLK = output.logits_SV, output.experts_TLK.cpu().numpy()
+        logits_SV, on_host = to_host(output.logits_SV, output.experts_TLK)
+        experts_TLK = on_host.numpy()
         first_row = first_sample = 0
         for kind in self._paths[path].work:
             rows = [

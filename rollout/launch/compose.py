@@ -119,8 +119,11 @@ def compose(
             expert_placement=placement,
             dispatch=config.dispatch.of(work),
             preemptible=work == ("prefill",) and config.mode == "multiplexed",
+            waits=waits,
+            buckets=work == ("decode",) and not waits,
         )
         for name, work in _works(config.mode).items()
+        for waits in [transport.device.type == "cpu" or config.dispatch.of(work) == "all_to_all"]
     }
     paths = _paths(config, model, weights, contexts, transport)
     mine = tuple(path for path in paths if rank in path.members)

@@ -80,6 +80,9 @@ class Ranks:
         placement: Placement | None = None,
         num_blocks: int = 16,
         dispatch: Strategy = "all_to_all",
+        waits: bool = True,
+        buckets: bool = False,
+        device: str = "cpu",
     ) -> None:
         self.config = config
         self.model = Model(config)
@@ -97,6 +100,7 @@ class Ranks:
                 dtype=dtype,
                 tp_rank=rank % tp_size,
                 tp_size=tp_size,
+                device=device,
             )
             for rank in range(world)
         ]
@@ -112,24 +116,30 @@ class Ranks:
                     num_blocks=num_blocks,
                     planes=attention_planes(config, tp_size),
                     dtype=dtype,
+                    device=device,
                 ),
                 expert_placement=placement,
                 dispatch=dispatch,
+                waits=waits,
+                buckets=buckets,
             )
             for rank in range(world)
         ]
 
-    def run(self, *descriptions: Description, program: list[Op] | None = None) -> ForwardOutput:
-        """One forward pass; one description per data-parallel rank, the first one's output."""
+    def forwards(self, *descriptions: Description) -> list[Forward]:
+        """One forward pass of each rank, not begun; one description per data-parallel rank."""
         num_groups = len(self.groups["tp"])
         each = [*descriptions, *[Description()] * (num_groups - len(descriptions))]
         max_rows = max(description.num_rows for description in each)
-        forwards = [
+        return [
             self.model.forward(weights, context, each[rank // self.tp_size], max_rows=max_rows)
             for rank, (weights, context) in enumerate(zip(self.weights, self.contexts, strict=True))
         ]
+
+    def run(self, *descriptions: Description, program: list[Op] | None = None) -> ForwardOutput:
+        """One forward pass; one description per data-parallel rank, the first one's output."""
         with torch.inference_mode():
-            outputs = run_together(forwards, self.groups, program)
+            outputs = run_together(self.forwards(*descriptions), self.groups, program)
         for other in outputs[1 : self.tp_size]:
             assert torch.equal(other.logits_SV, outputs[0].logits_SV)
             assert torch.equal(other.experts_TLK, outputs[0].experts_TLK)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.moe.driving import Op, Ranks, describe, run_together
 from tests.moe.ways import WAYS, whole
 
-from interlace.comm.collectives import Collective
+from interlace.comm.collectives import Collective, Exchange
 from interlace.comm.sequencer import record_program
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.description import Description
@@ -49,6 +49,24 @@ async def there_and_back(
     return await dispatcher.combine("0", y_RD, dispatched), dispatched.expert_counts
 
 
+async def there_and_back_padded(
+    strategy: Strategy,
+    placement: Placement,
+    rank: int,
+    x_TD: torch.Tensor,
+    topk_TK: torch.Tensor,
+    capacity: int,
+) -> torch.Tensor:
+    """The same where the host does not know who got which rows: every expert multiplies all."""
+    dispatcher = dispatcher_of(
+        strategy, placement=placement, ep_rank=rank, capacity=capacity, waits=False
+    )
+    dispatched = await dispatcher.dispatch("0", x_TD, topk_TK)
+    own = torch.tensor(placement.experts_of(rank), dtype=torch.long)
+    y_XND = (dispatched.rows_ND * (own[:, None, None] + 2)).to(x_TD.dtype)
+    return await dispatcher.combine("0", y_XND, dispatched)
+
+
 @given(
     strategy=st.sampled_from(STRATEGIES),
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float64)),
@@ -85,6 +103,20 @@ def test_every_output_comes_back_to_its_slot(
     for rank, (_, counts) in enumerate(results):
         assert list(counts) == [total[expert] for expert in placement.experts_of(rank)]
     assert program == [(kind, "ep", f"0.{stage}") for kind, stage in STAGES[strategy]]
+    if strategy == "all_to_all":
+        return
+    padded_program: list[Op] = []
+    padded = run_together(
+        [
+            there_and_back_padded(strategy, placement, rank, x[rank], topk[rank], max(rows) + spare)
+            for rank in range(world)
+        ],
+        {"ep": [list(range(world))]},
+        padded_program,
+    )
+    assert padded_program == program
+    for found, (y_TKD, _) in zip(padded, results, strict=True):
+        assert torch.equal(found, y_TKD)
 
 
 def test_the_sizes_of_fixed_are_known_before_any_row_is_routed() -> None:
@@ -113,6 +145,31 @@ async def there_and_back_of(
 ) -> torch.Tensor:
     dispatched = await dispatcher.dispatch("0", x_TD, topk_TK)
     return await dispatcher.combine("0", dispatched.rows_RD, dispatched)
+
+
+@pytest.mark.parametrize("strategy", ["fixed", "gather"])
+def test_every_size_of_a_padded_dispatch_is_known_before_any_row_is_routed(
+    strategy: Strategy,
+) -> None:
+    placement = Placement(owners=(0, 1, 1, 1, 1, 1), ep_size=2)
+    sizes = []
+    for chosen in ([2, 0, 4], [0, 1, 5], [1, 2, 3]):
+        topk_TK = torch.tensor([chosen] * 3)
+        x_TD = torch.ones(3, WIDTH)
+        forward = there_and_back_padded(strategy, placement, 0, x_TD, topk_TK, 4)
+        answer, requests = None, []
+        while True:
+            try:
+                request: Collective = forward.send(answer)
+            except StopIteration:
+                break
+            requests.append(request)
+            answer = stub_result(request, 2)
+        back = requests[1]
+        assert isinstance(back, Exchange)
+        sizes.append((requests[0].payload.shape, back.payload.shape, back.send, back.recv))
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert sizes[0][2:] == ((4, 4), (4, 12))
 
 
 def test_a_row_of_fixed_goes_only_to_members_that_need_it_and_leads_their_block() -> None:
