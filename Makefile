@@ -66,9 +66,8 @@ bench: $(READY)  ## serial against multiplexed on the demo, five times each, in 
 bench-window: $(READY)  ## small messages between two processes: the window against gloo
 	$(BIN)/python experiments/bench_window.py --out out/bench-window
 
-profile: $(READY)  ## where a step's time goes on two ranks, and what exactness costs; minutes
+profile: $(READY)  ## where a step's time goes on two ranks, part by part; minutes
 	$(BIN)/python experiments/profile_step.py --out out/profile
-	$(BIN)/python experiments/exact_price.py --out out/profile
 
 ablate: $(READY)  ## every mode and order on fixed work, five or seven times, in turn: three hours, can be ended and resumed
 	$(BIN)/python experiments/ablate.py --out out/ablate

@@ -1,0 +1,1 @@
+"""Parts of experiments/profile_step.py."""
