@@ -78,11 +78,14 @@ class OthersWatch:
         return self._peak
 
     def _watch(self) -> None:
-        before, steal, last = _others(self._proc), _steal(self._proc), time.monotonic()
+        # Ours too: one that is orphaned is another's from then on, not from its beginning.
+        before, _ = _all_and_others(self._proc)
+        steal, last = _steal(self._proc), time.monotonic()
         known_at = last + self._window_s
         while not self._ended.wait(self._period_s):
-            after, stolen, now = _others(self._proc), _steal(self._proc), time.monotonic()
-            ticks = ticks_between(before, after) + stolen - steal
+            after, others = _all_and_others(self._proc)
+            stolen, now = _steal(self._proc), time.monotonic()
+            ticks = ticks_between(before, others) + stolen - steal
             self._window.append((now, ticks / _TICKS_A_SECOND / (now - last)))
             while self._window[0][0] < now - self._window_s:
                 self._window.popleft()
@@ -97,10 +100,12 @@ def ticks_between(before: dict[int, int], after: dict[int, int]) -> int:
     return sum(max(0, ticks - before.get(pid, 0)) for pid, ticks in after.items())
 
 
-def _others(proc: Path) -> dict[int, int]:
+def _all_and_others(proc: Path) -> tuple[dict[int, int], dict[int, int]]:
+    """The ticks of all processes, and of those that do not descend from this one."""
     processes = _processes(proc)
     own = _tree(processes, os.getpid())
-    return {pid: one.own for pid, one in processes.items() if pid not in own}
+    ticks = {pid: one.own for pid, one in processes.items()}
+    return ticks, {pid: num for pid, num in ticks.items() if pid not in own}
 
 
 def _tree(processes: dict[int, _Process], root: int) -> set[int]:

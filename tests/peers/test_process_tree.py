@@ -18,9 +18,14 @@ def write(proc: Path, pid: int, parent: int, *, own: int, ended: int = 0) -> Non
     folder = proc / str(pid)
     folder.mkdir(exist_ok=True)
     before = "0 0 0 0 0 0 0 0 0"
-    (folder / "stat").write_text(
-        f"{pid} (a) b) S {parent} {before} {own - 1} 1 {ended} 0 20 0 1 0 99\n"
-    )
+    put(folder / "stat", f"{pid} (a) b) S {parent} {before} {own - 1} 1 {ended} 0 20 0 1 0 99\n")
+
+
+def put(path: Path, text: str) -> None:
+    """Nobody reads half of it."""
+    whole = path.with_name("whole")
+    whole.write_text(text)
+    os.replace(whole, path)
 
 
 def test_a_tree_is_all_that_descends_and_what_has_ended(tmp_path):
@@ -40,7 +45,7 @@ def test_what_ended_is_not_subtracted_and_what_is_new_began_at_nothing():
 
 def test_our_own_work_is_not_that_of_others_and_stolen_time_is(tmp_path):
     def stat(stolen: int) -> None:
-        (tmp_path / "stat").write_text(f"cpu 1 2 3 4 5 6 7 {stolen} 0 0\ncpu0 1\n")
+        put(tmp_path / "stat", f"cpu 1 2 3 4 5 6 7 {stolen} 0 0\ncpu0 1\n")
 
     write(tmp_path, os.getpid(), 1, own=100)
     write(tmp_path, 8_000_001, os.getpid(), own=100)
@@ -50,7 +55,9 @@ def test_our_own_work_is_not_that_of_others_and_stolen_time_is(tmp_path):
         assert watch.others == 0
         watch.begin()
         write(tmp_path, 8_000_001, os.getpid(), own=900_000)
-        wait_until(lambda: watch.peak() == 0)
+        assert_holds_for(0.1, lambda: watch.peak() == 0)
+        write(tmp_path, 8_000_001, 1, own=900_000)  # orphaned
+        assert_holds_for(0.1, lambda: watch.peak() == 0)
         write(tmp_path, 8_000_002, 1, own=200)
         wait_until(lambda: watch.peak() > 0)
         wait_until(lambda: watch.others == 0)
@@ -58,6 +65,13 @@ def test_our_own_work_is_not_that_of_others_and_stolen_time_is(tmp_path):
         assert watch.peak() == 0
         stat(60)
         wait_until(lambda: watch.peak() > 0)
+
+
+def assert_holds_for(seconds: float, holds) -> None:
+    deadline, tick = time.monotonic() + seconds, threading.Event()
+    while time.monotonic() < deadline:
+        assert holds()
+        tick.wait(0.01)
 
 
 def wait_until(holds) -> None:
