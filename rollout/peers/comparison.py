@@ -106,6 +106,22 @@ class PeerComparison:
             for name in RATES
         }
 
+    def rate_ratios(self, peer: str) -> dict[str, dict[str, float | None]]:
+        """Rates of Interlace's best mode over those of a peer, in whichever way it is fastest at
+        that; None where a rate is not known. Above 1 Interlace is ahead."""
+        own = self.best(INTERLACE)
+        ours = None if own is None else self.rates(own)
+        theirs = [self.rates(arm) for arm in self.arms if family_of(arm) == peer]
+        if ours is None or not theirs:
+            return {}
+        return {
+            name: {
+                batch: _over(rate, _most([one[name][batch] for one in theirs]))
+                for batch, rate in by_batch.items()
+            }
+            for name, by_batch in ours.items()
+        }
+
     def equal_tokens(self, arm: Arm) -> dict[str, Any] | None:
         """How many tokens of its first run are those of Interlace's best mode; None without."""
         own = self.best(INTERLACE)
@@ -134,6 +150,14 @@ class PeerComparison:
             return None
         ratio = self.ratio(over, under, figure)
         return ratio.as_json() if ratio else None
+
+
+def _over(rate: float | None, other: float | None) -> float | None:
+    return rate / other if rate is not None and other else None
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _median_known(values: Sequence[float | None]) -> float | None:

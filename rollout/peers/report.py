@@ -32,6 +32,7 @@ def report(
         "sound": sound(compared),
         "ratios": compared.completion_ratios,
         "cpu_ratios": compared.cpu_ratios,
+        "rate_ratios": {peer: ratios for peer in PEERS if (ratios := compared.rate_ratios(peer))},
         "best": {family: arm.name if arm else None for family, arm in best.items()},
         "arms": {arm.name: _arm(compared, arm, request) for arm in compared.arms},
         "absent": dict(compared.absent),

@@ -36,6 +36,17 @@ def test_the_best_mode_is_compared_with_the_best_way_to_run_each_peer():
     json.dumps(found, allow_nan=False)
 
 
+def test_rates_are_divided_by_the_best_of_each_peer():
+    peers = {"vllm-2-threads": [figures(6.0, rate=50.0)], "vllm-tp2": [figures(7.0, rate=200.0)]}
+    found = told(compared({"interlace-serial": [figures(3.0, rate=100.0)], **peers}))
+    assert found["rate_ratios"] == {
+        "vllm": {
+            "prefill_tokens_per_s": {"1": 0.5, "8": 0.5},
+            "decode_tokens_per_s": {"1": 0.5, "8": None},
+        }
+    }
+
+
 def test_runs_are_paired_by_turn_and_void_ones_left_out():
     peers = [figures(6.0), figures(1.0), figures(12.0)]
     ours = [figures(3.0), figures(30.0), figures(3.0)]
