@@ -62,9 +62,10 @@ class Sequencer:
     forward pass, let it compute to its next await, check that request against the ticket, post it.
     So one path computes while the other's bytes travel. While one path has to wait, a result of
     another that has arrived is taken and computed on, up to the next await, and no further than its
-    next preemption point once the wait is over: only posts are bound to the order. `around(path)` (stream, inference mode) is entered for every resume and every
-    post: a collective posted on another stream would not wait for the payload. Nothing ambient is
-    held while a forward pass is suspended.
+    next preemption point once the wait is over: only posts are bound to the order. `around(path)`
+    (stream, inference mode) is entered for every resume and every post: a collective posted on
+    another stream would not wait for the payload. Nothing ambient is held while a forward pass is
+    suspended.
     """
 
     def __init__(

@@ -5,8 +5,8 @@
 Nine parts, each an `interlace ablate` in a folder of its own with a report.html. Under a minute a
 run on two quiet cores, about three hours in all (see `PARTS`: arms times five or seven, and a few
 runs that tune chunked). Runs that are there are not made again: stop it when you like and call it
-again, and those that others disturbed are made again. At the end the bars are printed: what multiplexing
-has to reach, and what it reached.
+again, and those that others disturbed are made again. At the end the bars are printed: what
+multiplexing has to reach, and what it reached.
 
 Expected: one digest everywhere. Without a link multiplexed is as fast as the best mode of its
 sharding, since nothing travels that could be hidden. With a link it wins at least half of the time

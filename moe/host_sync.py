@@ -74,7 +74,7 @@ def no_host_sync(*, uploads: bool = True) -> Iterator[None]:
         torch.from_numpy = from_numpy
 
 
-def _refused(values: Any) -> torch.Tensor:
+def _refused(ndarray: Any) -> torch.Tensor:
     raise _error("torch.from_numpy", "do it before the part that is captured")
 
 

@@ -2,9 +2,10 @@
 
 A process per rank; in it a lane "steps" and a lane per path. On a path's lane a slice named after
 the stage is computation up to a collective, with "paused" in it where the path stood aside for
-another, and the slice "in flight" behind it lasts until the path took the result. An arrow runs from the rank that posted a collective last (nobody could be
-done before) to where each other member took the result. Slices carry all recorded numbers, so the
-file can be read back. Times are microseconds since the first step began.
+another, and the slice "in flight" behind it lasts until the path took the result. An arrow runs
+from the rank that posted a collective last (nobody could be done before) to where each other member
+took the result. Slices carry all recorded numbers, so the file can be read back. Times are
+microseconds since the first step began.
 """
 
 from __future__ import annotations

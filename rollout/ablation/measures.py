@@ -78,8 +78,7 @@ def rank_shares(steps: Sequence[StepRecord], tickets: Sequence[TicketRecord]) ->
     for ticket in tickets:
         by_path[ticket.path].append(ticket)
     computing = {
-        name: [span for ticket in own for span in ticket.computing]
-        for name, own in by_path.items()
+        name: [span for ticket in own for span in ticket.computing] for name, own in by_path.items()
     }
     overlap = sum(
         common_s(
