@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,9 @@ def run(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Exit code 0 and a `run.json`, or a traceback in the log."""
+def run_for_parent(run: Callable[[Path], dict[str, Any]]) -> None:
+    """As a process of its own, given its folder and the process to die with: exit code 0 and a
+    `run.json` of what `run` found, or a traceback in the log."""
     # In the background of a script it would be ignored, and this would live on without its parent.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     die_with_parent(int(sys.argv[2]), signal.SIGINT)
@@ -121,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_for_parent(run)

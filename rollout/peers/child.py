@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-from interlace.envs.lifeline import die_with_parent
 from interlace.rollout.ablation.arms import Arm
-from interlace.rollout.ablation.child import REQUEST, RESULT
+from interlace.rollout.ablation.child import REQUEST, run_for_parent
 from interlace.rollout.cache import model_folder
 
 from .contestants import (
@@ -76,17 +73,5 @@ def phase_of(folder: Path) -> str:
         return "starting"
 
 
-def main() -> None:
-    """Exit code 0 and a `run.json`, or a traceback in the log."""
-    # In the background of a script it would be ignored, and this would live on without its parent.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    die_with_parent(int(sys.argv[2]), signal.SIGINT)
-    folder = Path(sys.argv[1])
-    found = run(folder)
-    partial = folder / f"{RESULT}.partial"
-    partial.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, folder / RESULT)
-
-
 if __name__ == "__main__":
-    main()
+    run_for_parent(run)
