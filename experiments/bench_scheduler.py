@@ -31,10 +31,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from interlace.comm.collectives import Collective, Gather
 from interlace.comm.communicator import Communicator
 from interlace.comm.driver import run_blocking
-from interlace.comm.path import Ticket
 from interlace.comm.post_order import PostOrder
 from interlace.comm.sequencer import Sequencer
 from interlace.comm.waiter import SleepWaiter, Waiter
@@ -51,6 +49,7 @@ from interlace.rollout.launch.transport import AMPLE, Carrier, Groups
 from interlace.rollout.messages import TurnRequest
 from interlace.rollout.scheduler import Scheduler
 from interlace.rollout.sequence import Drawn
+from interlace.rollout.verify.tag_cost import Alone
 
 BLOCK = 64
 RUNNING, CHUNK = 32, 512
@@ -159,28 +158,6 @@ def bytes_per_waiting(num: int = 2000) -> tuple[float, float]:
 
 
 # ---- a decode step
-
-
-class Alone:
-    """A group of one rank over no transport at all."""
-
-    timeout_s = 1.0
-
-    def __init__(self, path: str = "", role: str = "", posts: PostOrder | None = None) -> None:
-        self._path, self._role, self._posts = path, role, posts
-
-    def post(self, request: Collective, ticket: Ticket | None) -> Collective:
-        if ticket is not None and self._posts is not None:
-            self._posts.admit(self._path, self._role, request, ticket)
-        return request
-
-    def poll(self, handle: Collective) -> bool:
-        return True
-
-    def result(self, handle: Collective) -> Any:
-        return [handle.payload] if isinstance(handle, Gather) else handle.payload
-
-    def abort(self) -> None: ...
 
 
 class NoTransport:

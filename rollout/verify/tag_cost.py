@@ -90,12 +90,12 @@ class _Unverified(Sequencer):
     def _note_plan(self, plan: StepPlan) -> None: ...
 
 
-class _Alone:
+class Alone:
     """A group of one rank over no transport at all: what is left is the step's own time."""
 
     timeout_s = 1.0
 
-    def __init__(self, path: str, role: str, posts: PostOrder | None) -> None:
+    def __init__(self, path: str = "", role: str = "", posts: PostOrder | None = None) -> None:
         self._path, self._role, self._posts = path, role, posts
 
     def post(self, request: Collective, ticket: Ticket | None) -> Collective:
@@ -201,7 +201,7 @@ def _sequencer(kind: type[Sequencer], path: Path) -> Sequencer:
     return kind(
         rank=0,
         paths=(path,),
-        communicators={(path.name, role): _Alone(path.name, role, posts) for role in path.groups},
+        communicators={(path.name, role): Alone(path.name, role, posts) for role in path.groups},
         around=around,
         clock=itertools.count().__next__,
         journal=Journal(),
