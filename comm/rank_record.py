@@ -110,9 +110,7 @@ class RankRecord:
         """The watchdog thread runs; `place`, `places`: see RankStatus."""
         self._beats += 1
         text = place.encode()[-200:]
-        _BEAT.pack_into(
-            self._memory, _AT_BEAT, self._beats, self._clock(), places, text, self._beats
-        )
+        _write(self._memory, _AT_BEAT, _BEAT, self._beats, self._clock(), places, text, self._beats)
 
     def failed(self, error: str) -> None:
         """The rank has raised."""
@@ -130,7 +128,7 @@ class RankRecord:
         self._activity = activity
         if size:
             memory[_AT_TEXT : _AT_TEXT + size] = told
-        _NOW.pack_into(memory, _AT_NOW, self._version, activity, now, size, self._version)
+        _write(memory, _AT_NOW, _NOW, self._version, activity, now, size, self._version)
 
     def _slot(self, ticket: Ticket) -> int:
         ring = self._rings.get(ticket.path)
@@ -142,18 +140,16 @@ class RankRecord:
 def read_record(memory: Bytes, rank: int, shift_s: float = 0.0) -> RankStatus:
     """The record of `rank` as it is now; `shift_s` is added to its times.
 
-    Of a part that is being written all the time the last look is taken.
+    Of what it does, the last look is taken where it is being written all the time, or its writer
+    stopped in the middle; a ticket is left out then.
     """
     pid, _, host = read_process(memory)
     if not pid:
         return RankStatus(rank=rank)
     activity, since, text = _read_now(memory)
-    _, alive_at, places, place, _ = _stable(memory, _BEAT, _AT_BEAT)
-    marks = []
-    for index in range(_PATHS * _KEPT):
-        mark = _stable(memory, _MARK, _AT_RINGS + index * _MARK.size, may_be_empty=True)
-        if mark[0]:
-            marks.append(_mark(mark, shift_s))
+    _, alive_at, places, place, _ = _latest(memory, _BEAT, _AT_BEAT)
+    slots = range(_AT_RINGS, _AT_RINGS + _PATHS * _KEPT * _MARK.size, _MARK.size)
+    marks = [_mark(mark, shift_s) for at in slots if (mark := _whole(memory, _MARK, at))]
     return RankStatus(
         rank=rank,
         pid=pid,
@@ -176,35 +172,43 @@ def read_process(memory: Bytes) -> tuple[int, int, str]:
 
 def has_said_its_last(memory: Bytes) -> bool:
     """Whether the rank has failed or left, so that its process may end."""
-    activity = _ACTIVITIES[_stable(memory, _NOW, _AT_NOW)[1]]
+    activity = _ACTIVITIES[_latest(memory, _NOW, _AT_NOW)[1]]
     return activity in (Activity.FAILED, Activity.LEFT)
 
 
 def _read_now(memory: Bytes) -> tuple[int, float, str]:
     for _ in range(_TRIES):
-        head, activity, since, size, _ = _stable(memory, _NOW, _AT_NOW)
+        head, activity, since, size, _ = _latest(memory, _NOW, _AT_NOW)
         text = bytes(memory[_AT_TEXT : _AT_TEXT + size]).decode(errors="replace")
         if _NOW.unpack_from(memory, _AT_NOW)[0] == head:
             break
     return activity, since, text
 
 
-def _stable(
-    memory: Bytes, part: struct.Struct, at: int, *, may_be_empty: bool = False
-) -> tuple[Any, ...]:
+def _write(memory: memoryview, at: int, part: struct.Struct, *fields: object) -> None:
+    """Not packed in place: that zeroes first, and a process may be stopped right then."""
+    memory[at : at + part.size] = part.pack(*fields)
+
+
+def _latest(memory: Bytes, part: struct.Struct, at: int) -> tuple[Any, ...]:
+    """The fields of a part; some from before and some from after, if its writer has stopped."""
+    return _whole(memory, part, at) or part.unpack_from(memory, at)
+
+
+def _whole(memory: Bytes, part: struct.Struct, at: int) -> tuple[Any, ...] | None:
     """The fields of a part, of which the first is its head and the last its tail.
 
-    All zero before it is written, and for a moment whenever it is: packing begins with that.
+    None if it has not been written, or its writer has stopped in the middle. All zero for a moment
+    where it is packed in place.
     """
-    nothing = bytes(part.size)
     for _ in range(_TRIES):
-        if may_be_empty and bytes(memory[at : at + part.size]) == nothing:
-            break
         tail = part.unpack_from(memory, at)[-1]
         fields = part.unpack_from(memory, at)
-        if tail == part.unpack_from(memory, at)[0] != 0:
+        if tail == fields[0] == part.unpack_from(memory, at)[0] != 0:
             return fields
-    return part.unpack(nothing)
+        if not fields[0] and bytes(memory[at : at + part.size]) == bytes(part.size):
+            break
+    return None
 
 
 def _mark(fields: tuple[Any, ...], shift_s: float) -> TicketMark:

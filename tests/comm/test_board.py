@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -189,6 +190,42 @@ def test_what_is_read_while_another_process_writes_is_whole() -> None:
             assert mark.epoch == mark.step == mark.seq == mark.comm_seq
             assert mark.stage == f"{mark.seq}.dispatch"
         assert len(set(status.where.split())) <= 1
+    memory.close()
+
+
+BUSY_WRITER = """
+import sys
+from interlace.comm.rank_record import RECORD_BYTES, RankRecord
+from interlace.comm.shared_memory import SharedMemory
+
+record = RankRecord(SharedMemory.open(sys.argv[1], RECORD_BYTES).buffer)
+print("writing", flush=True)
+while True:
+    record.waiting("others")
+    record.beat("here", 1)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_rank_may_be_stopped_in_the_middle_of_saying_what_it_does() -> None:
+    memory = SharedMemory.create(RECORD_BYTES)
+    command = [sys.executable, "-c", BUSY_WRITER, memory.name]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+        for _ in range(3000):
+            writer.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
+            status = read_record(memory.buffer, 0)
+            assert status.activity in (Activity.HOST, Activity.WAITING)
+            assert status.alive_at > 0.0
+            writer.send_signal(signal.SIGCONT)
+            time.sleep(0.0002)
+    finally:
+        writer.kill()
+        writer.communicate()
     memory.close()
 
 
