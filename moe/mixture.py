@@ -22,7 +22,18 @@ from .parts import Mixture
 from .router import Routing, padded_sigmoid, route
 
 PIECE_ROWS = 32
-"""Rows of a piece of work: a millisecond or two of a core, as long as a small message travels."""
+"""Most rows of a piece of work: half a millisecond of a core or one, as long as a small message
+travels. Products of half as many rows already run at full speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Neighbouring rows of neighbouring experts."""
+
+    rows: slice
+    experts: slice
+    counts: tuple[int, ...]
+    """Rows of each of the experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +63,16 @@ class MixtureLayer:
         return apply_experts(self.experts, dispatched.rows_RD, dispatched.expert_counts)
 
     async def apply_preemptibly(self, dispatched: Dispatched) -> torch.Tensor:
-        """[R, D] the same bits, with preemption points between groups of experts."""
-        groups = grouped(dispatched.expert_counts, PIECE_ROWS)
-        if len(groups) < 2:
+        """[R, D] the same bits, with preemption points between pieces of at most PIECE_ROWS."""
+        pieces = pieces_of(dispatched.expert_counts, PIECE_ROWS)
+        if len(pieces) < 2:
             return self.apply(dispatched)
         y_RD = torch.empty_like(dispatched.rows_RD)
-        first = 0
-        for group in groups:
-            counts = dispatched.expert_counts[group]
-            rows = slice(first, first + sum(counts))
-            y_RD[rows] = apply_experts(self.experts[group], dispatched.rows_RD[rows], counts)
-            first = rows.stop
-            if first < len(y_RD):
+        for piece in pieces:
+            if piece.rows.start:
                 await preemption_point()
+            rows_RD = dispatched.rows_RD[piece.rows]
+            y_RD[piece.rows] = apply_experts(self.experts[piece.experts], rows_RD, piece.counts)
         return y_RD
 
     def total(
@@ -90,15 +98,31 @@ def apply_all(experts: Sequence[Expert], x_ND: torch.Tensor) -> torch.Tensor:
     return y_XND
 
 
-def grouped(counts: Sequence[int], least: int) -> list[slice]:
-    """Neighbours in groups of at least `least` in sum, the last group perhaps less."""
-    groups, first, total = [], 0, 0
-    for place, count in enumerate(counts, start=1):
-        total += count
-        if total >= least or place == len(counts):
-            groups.append(slice(first, place))
-            first, total = place, 0
-    return groups
+def pieces_of(counts: Sequence[int], most: int) -> list[Piece]:
+    """Rows sorted by expert, cut into pieces of at most `most`, neighbours together where they fit.
+
+    Rows of one expert that are too many are cut evenly.
+    """
+    shares: list[list[tuple[int, int]]] = []
+    room = 0
+    for expert, count in enumerate(counts):
+        num_cuts = -(-count // most)
+        for cut in range(num_cuts):
+            size = count // num_cuts + (cut < count % num_cuts)
+            if size > room:
+                shares.append([])
+                room = most
+            shares[-1].append((expert, size))
+            room -= size
+    pieces, first = [], 0
+    for share in shares:
+        sizes = dict(share)
+        experts = slice(share[0][0], share[-1][0] + 1)
+        rows = slice(first, first + sum(sizes.values()))
+        own = tuple(sizes.get(expert, 0) for expert in range(experts.start, experts.stop))
+        pieces.append(Piece(rows=rows, experts=experts, counts=own))
+        first = rows.stop
+    return pieces
 
 
 def weighted_sum(y_TKD: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tests.moe.driving import Op, Ranks, describe
 from interlace.comm.collectives import Forward, PreemptionPoint
 from interlace.moe.config import read_config
 from interlace.moe.dispatch_strategy import Strategy
-from interlace.moe.mixture import PIECE_ROWS, grouped
+from interlace.moe.mixture import PIECE_ROWS, pieces_of
 
 TOKENS = [(i * i * 7 + 13 * i) % 320 for i in range(150)]
 
@@ -73,10 +73,16 @@ def test_pieces_give_the_bits_of_the_whole_and_the_same_collectives(
 
 
 @given(st.lists(st.integers(0, 100), max_size=20))
-def test_groups_of_experts_are_large_enough_and_leave_nobody_out(counts: list[int]) -> None:
-    groups = grouped(counts, PIECE_ROWS)
-    bounds = [0, *(group.stop for group in groups)]
-    assert [group.start for group in groups] == bounds[:-1]
-    assert all(a < b for a, b in pairwise(bounds))
-    assert bounds[-1] == len(counts)
-    assert all(sum(counts[group]) >= PIECE_ROWS for group in groups[:-1])
+def test_pieces_are_small_and_leave_no_row_out(counts: list[int]) -> None:
+    rows = [(expert, row) for expert, count in enumerate(counts) for row in range(count)]
+    taken: list[int] = []
+    pieces = pieces_of(counts, PIECE_ROWS)
+    for piece in pieces:
+        assert piece.rows.start == len(taken)
+        experts = range(len(counts))[piece.experts]
+        for expert, count in zip(experts, piece.counts, strict=True):
+            taken += [expert] * count
+        assert piece.rows.stop == len(taken)
+        assert 0 < sum(piece.counts) <= PIECE_ROWS
+    assert taken == [expert for expert, _ in rows]
+    assert all(sum(a.counts) + sum(b.counts) > PIECE_ROWS for a, b in pairwise(pieces))
