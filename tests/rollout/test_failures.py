@@ -90,6 +90,15 @@ class Outcome:
     files: list[str]
     log: str
 
+    @property
+    def told(self) -> str:
+        """All of it. pytest cuts whatever is asserted with and is no text."""
+        said = [f"rank {rank}, after {s:.2f} s: {text}" for rank, (s, text) in self.said.items()]
+        ranks = zip(self.verdicts, self.whats, strict=True)
+        found = [f"rank {rank} is {verdict}: {what}" for rank, (verdict, what) in enumerate(ranks)]
+        last = ["last words", *said, "diagnosis", *found, "files", *self.files, "log", self.log]
+        return "\n".join(last)
+
 
 def failed(fault: str, folder: Path, *overrides: str, world: int = 2, rank: int = 1) -> Outcome:
     """A job under torchrun, one of whose ranks fails while all are at work."""
@@ -106,13 +115,15 @@ def failed(fault: str, folder: Path, *overrides: str, world: int = 2, rank: int 
         if fault in SIGNALS:
             at = time.monotonic()
             os.kill(int((notes / f"pid-{rank}").read_text()), SIGNALS[fault])
-        assert process.wait(60) not in (0, None)
+        assert process.wait(60) not in (0, None), (folder / "log").read_text()
         assert_ended(seen)
     said = {}
     for file in notes.glob("said-*"):
         word = json.loads(file.read_text())
         said[int(file.name.removeprefix("said-"))] = word["at"] - at, word["text"]
-    found = json.loads((out / "failure" / "diagnosis.json").read_text())
+    diagnosis = out / "failure" / "diagnosis.json"
+    assert diagnosis.exists(), (folder / "log").read_text()
+    found = json.loads(diagnosis.read_text())
     return Outcome(
         said=said,
         verdicts=[one["verdict"] for one in found["ranks"]],
@@ -138,21 +149,25 @@ SPEECHLESS = ("stop", "kill", "gil")
 def assert_told(fault: str, outcome: Outcome, *, world: int = 2, rank: int = 1) -> None:
     """Everything that must be true of any failure."""
     verdict, words = VERDICTS[fault]
-    assert outcome.verdicts[rank] == verdict, outcome
-    assert words in outcome.whats[rank]
+    told = outcome.told
+    assert outcome.verdicts[rank] == verdict, told
+    assert words in outcome.whats[rank], told
     others = [seen for number, seen in enumerate(outcome.verdicts) if number != rank]
-    assert set(others) <= {"WAITING", "RUNNING"}, outcome
+    assert set(others) <= {"WAITING", "RUNNING"}, told
     responsive = [r for r in range(world) if r != rank or fault not in SPEECHLESS]
-    assert sorted(outcome.said) == responsive, outcome
-    (text,) = {text for _, text in outcome.said.values()}
-    assert f"rank {rank} is {verdict}: " in text
-    assert "Last tickets: " in text
+    assert sorted(outcome.said) == responsive, told
+    texts = {text for _, text in outcome.said.values()}
+    assert len(texts) == 1, told
+    (text,) = texts
+    assert f"rank {rank} is {verdict}: " in text, told
+    assert "Last tickets: " in text, told
     earliest = 0.0 if fault in AT_ONCE else DEADLINE_S - 0.1
     for seconds, _ in outcome.said.values():
-        assert earliest <= seconds < (DEADLINE_S if earliest else 0.0) + 0.5 + SLACK_S
-    assert outcome.files == ["diagnosis.json", *(f"rank-{r}.json" for r in range(world))]
-    assert text in outcome.log
-    assert "what every rank was doing" in outcome.log
+        assert earliest <= seconds < (DEADLINE_S if earliest else 0.0) + 0.5 + SLACK_S, told
+    files = ["diagnosis.json", *(f"rank-{r}.json" for r in range(world))]
+    assert outcome.files == files, told
+    assert text in outcome.log, told
+    assert "what every rank was doing" in outcome.log, told
 
 
 @pytest.mark.parametrize("fault", ["stop", "kill", "raise"])
@@ -202,7 +217,7 @@ def test_a_rank_that_does_not_finish_loading_is_found_by_the_deadline_of_loading
     command += ["--nproc-per-node", "2", *program]
     command += command_line("torchrun", 2, tmp_path / "out", "launch.load_timeout_s=6")
     with started(command, tmp_path) as process:
-        assert process.wait(100) not in (0, None)
+        assert process.wait(100) not in (0, None), (tmp_path / "log").read_text()
     log = (tmp_path / "log").read_text()
     assert "every rank makes the communicators: rank 1 is BLOCKED: has not come to it" in log
     assert "before its first ticket" in log
@@ -230,7 +245,7 @@ def test_a_failure_over_ray(fault: str, tmp_path: Path) -> None:
         os.kill(victim, SIGNALS[fault])
         until(lambda: "error: " in log.read_text(), process, log)
         assert time.monotonic() - at < DEADLINE_S + 0.5 + 2 * SLACK_S
-        assert process.wait(60) == 1
+        assert process.wait(60) == 1, log.read_text()
         assert_ended(seen)
     assert f" is {VERDICTS[fault][0]}: " in log.read_text()
     found = json.loads((out / "failure" / "diagnosis.json").read_text())
