@@ -15,6 +15,8 @@ namespace {
 #include "scratch.h"
 #include "vectors_avx2.h"
 //
+#include "staged_wide.h"
+//
 #include "product.h"
 //
 #include "attention.h"

@@ -1,4 +1,4 @@
-// The kernels with AVX-512 and its bfloat16 instructions.
+// The kernels with AVX-512 and its products of pairs of bfloat16.
 
 #include "common.h"
 
@@ -14,6 +14,10 @@ namespace {
 
 #include "scratch.h"
 #include "vectors_avx512.h"
+//
+#include "tiles_dot.h"
+//
+#include "tiles_avx512.h"
 //
 #include "product.h"
 //

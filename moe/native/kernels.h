@@ -122,5 +122,6 @@ struct Kernels {
 // before they are called.
 const Kernels *avx2_kernels();
 const Kernels *avx512_kernels();
+const Kernels *avx512_wide_kernels();
 
 }  // namespace interlace

@@ -34,14 +34,6 @@ inline int64_t rows_of_block(int64_t inputs) {
   return greater(4 * MAX_ROWS, lesser(64 * MAX_ROWS, fitting / MAX_ROWS * MAX_ROWS));
 }
 
-// How many of the rows that are left a tile takes. Tiles of 4 are avoided: they have too few sums
-// to keep two multipliers busy, and too many to take two units at once.
-inline int64_t height_of_tile(int64_t left) {
-  if (left == 4) return 3;
-  if (left == 8 || left == 10) return 5;
-  return lesser(left, MAX_ROWS);
-}
-
 // A tile's sums. In float32 every STRETCH inputs are summed alone and then added up, which leaves
 // long sums less of their rounding; what bfloat16 rounds away is far more.
 template <class T>

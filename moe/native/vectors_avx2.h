@@ -1,15 +1,11 @@
 // Sixteen floats at a time, and tiles of a product, with AVX2 and FMA.
 //
 // There is no arithmetic on bfloat16 here: a pair of neighbouring inputs is widened by a shift and
-// a mask, and rows are widened once (staged) before they meet all columns. Rows of float32 are read
-// where they are.
+// a mask.
 
 constexpr int64_t PANEL = UNIT;
 constexpr int64_t MAX_ROWS = 6;
 constexpr int64_t MAX_UNITS = 4;
-
-template <class T>
-using Staged = float;
 
 struct Vec {
   __m256 low, high;
@@ -106,36 +102,6 @@ inline void narrow(bf16 *to, Vec v) {
 }
 inline void narrow(float *to, Vec v) { store(to, v); }
 
-// ---- staging: what a tile reads of rows
-
-template <class T>
-constexpr bool STAGED = sizeof(T) < sizeof(float);
-template <class T>
-inline int64_t staged_stride(int64_t inputs, int64_t stride) {
-  return STAGED<T> ? inputs : stride;
-}
-template <class T>
-inline int64_t staged_size(int64_t rows, int64_t inputs) {
-  return STAGED<T> ? rows * inputs : 0;
-}
-inline const float *stage(float *, const float *x, int64_t, int64_t, int64_t) { return x; }
-inline const float *stage(float *scratch, const bf16 *x, int64_t stride, int64_t rows,
-                          int64_t inputs) {
-  for (int64_t row = 0; row < rows; row++) {
-    const bf16 *from = x + row * stride;
-    float *to = scratch + row * inputs;
-    int64_t at = 0;
-    for (; at + UNIT <= inputs; at += UNIT) store(to + at, widen(from + at));
-    for (; at < inputs; at++) to[at] = real(from[at]);
-  }
-  return scratch;
-}
-// Puts 16 values where a tile reads them, and says which values it will read.
-inline Vec stage(float *to, Vec v) {
-  store(to, v);
-  return v;
-}
-
 inline void narrow(float *to, __m256 eight) { _mm256_storeu_ps(to, eight); }
 inline void narrow(bf16 *to, __m256 eight) {
   const __m256i bits = rounded(eight);
@@ -218,6 +184,14 @@ void tile(const float *rows, int64_t stride, const T *packed, int64_t unit_size,
       store(to, {sums[row][unit][0], sums[row][unit][1]});
     }
   }
+}
+
+// How many of the rows that are left a tile takes. Tiles of 4 are avoided: they have too few sums
+// to keep two multipliers busy, and too many to take two units at once.
+inline int64_t height_of_tile(int64_t left) {
+  if (left == 4) return 3;
+  if (left == 8 || left == 10) return 5;
+  return lesser(left, MAX_ROWS);
 }
 
 template <class T>
