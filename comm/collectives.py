@@ -13,8 +13,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any
 
+# Made for every collective, on the way from one computation to the next: to freeze them would make
+# them three times as dear.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class Gather:
     """Every member's payload, in group order. All members' payloads have the same shape.
 
@@ -26,7 +29,7 @@ class Gather:
     payload: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Exchange:
     """Rows of `payload` change hands inside a group; nothing is summed.
 
@@ -57,14 +60,15 @@ Forward = Coroutine[Any, Any, Any]
 that is preemptible also suspends on a `PreemptionPoint`, and is resumed with None."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Finish:
     """Wait until a posted collective is done and answer with its result (engine level)."""
 
     communicator: Any
     handle: Any
-    where: str
-    """Rank, epoch, step, path and stage in words, for the error of a wait that never ends."""
+    where: object
+    """Its `str` is rank, epoch, step, path and stage in words, for whoever looks at a wait. What
+    need not be waited for is not put into words."""
     others: tuple[tuple[Any, Any], ...] = ()
     """(communicator, handle) of other collectives whose result can be put to use meanwhile."""
     busy: bool = False

@@ -44,12 +44,12 @@ def run_blocking(
             request = rank.send(value)
         except StopIteration as stop:
             return stop.value
-        if isinstance(request, Park):
+        if isinstance(request, Finish):
+            value = waits.finish(request)
+        elif isinstance(request, Park):
             waits.check()
             park(request.ms / 1000)
             value = None
-        elif isinstance(request, Finish):
-            value = waits.finish(request)
         else:
             raise TypeError(f"a rank suspended on {request!r}; only Finish and Park are answered")
 
@@ -80,7 +80,7 @@ class _Waits:
         try:
             if request.communicator.poll(request.handle):
                 return request.communicator.result(request.handle)
-            self._progress.waiting(request.where)
+            self._progress.waiting(str(request.where))
             answer = self._wait(request)
             self._progress.going_on()
             return answer

@@ -24,7 +24,7 @@ _IDENTITY = struct.Struct("<QQQ80s")  # last: the head, which is 1 once the rest
 _BEAT = struct.Struct("<QdQ200sQ")  # head, time, places, place, tail
 _NOW = struct.Struct("<QQdQQ")  # head, activity, since, length of the text, tail
 _MARK = struct.Struct("<Qqqqqddd64sQ")  # head, ticket, times, name, tail
-_POSTED, _SETTLED = 48, 56
+_MARK_BYTES, _POSTED, _SETTLED = _MARK.size, 48, 56
 _AT_IDENTITY, _AT_BEAT, _AT_NOW, _AT_TEXT, _AT_RINGS = 0, 128, 384, 512, 4096
 _TEXT_BYTES = _AT_RINGS - _AT_TEXT
 _PATHS, _KEPT = 10, 16
@@ -48,6 +48,7 @@ class RankRecord:
         self._version = 0
         self._moved_at = clock()
         self._rings: dict[str, int] = {}
+        """Where each path's ring begins."""
         self._names: dict[tuple[str, str, str], bytes] = {}
         self._beats = 0
         pid = os.getpid()
@@ -131,10 +132,11 @@ class RankRecord:
         _write(memory, _AT_NOW, _NOW, self._version, activity, now, size, self._version)
 
     def _slot(self, ticket: Ticket) -> int:
-        ring = self._rings.get(ticket.path)
-        if ring is None:
-            ring = self._rings[ticket.path] = min(len(self._rings), _PATHS - 1)
-        return _AT_RINGS + (ring * _KEPT + ticket.path_seq % _KEPT) * _MARK.size
+        at = self._rings.get(ticket.path)
+        if at is None:
+            ring = min(len(self._rings), _PATHS - 1)
+            at = self._rings[ticket.path] = _AT_RINGS + ring * _KEPT * _MARK_BYTES
+        return at + ticket.path_seq % _KEPT * _MARK_BYTES
 
 
 def read_record(memory: Bytes, rank: int, shift_s: float = 0.0) -> RankStatus:

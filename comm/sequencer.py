@@ -42,6 +42,7 @@ class _Computation:
 
 @dataclass(slots=True, kw_only=True)
 class _Outstanding:
+    rank: int
     communicator: Communicator
     handle: Any
     ticket: Ticket
@@ -53,6 +54,10 @@ class _Outstanding:
     @property
     def finishing(self) -> tuple[Communicator, Any]:
         return self.communicator, self.handle
+
+    def __str__(self) -> str:
+        """Whose result it is."""
+        return f"rank {self.rank}: {self.ticket}"
 
 
 class Sequencer:
@@ -98,6 +103,7 @@ class Sequencer:
         self._prechecks, self._posts, self._meeting = prechecks, posts, meeting
         self._plan_hash, self._last_seq = 0, -1
         self._hash = dict.fromkeys(self.keys, 0)
+        self._members: dict[tuple[str, str], tuple[int, ...]] = {}
         self._running: dict[str, Forward] = {}
         self._outstanding: dict[str, _Outstanding] = {}
         self._ahead: dict[str, _Computation] = {}
@@ -144,8 +150,7 @@ class Sequencer:
         out = self._outstanding.get(path)
         if out is None:
             return None
-        where = f"rank {self.rank}: {out.ticket}"
-        value, out.waited_s = await self._await(out.communicator, out.handle, where, but=path)
+        value, out.waited_s = await self._await(out.communicator, out.handle, out, but=path)
         self._settled(path)
         return value
 
@@ -166,22 +171,20 @@ class Sequencer:
     # ---- waiting
 
     async def _await(
-        self, communicator: Communicator, handle: Any, where: str, *, but: str | None
+        self, communicator: Communicator, handle: Any, where: object, *, but: str | None
     ) -> tuple[Any, float]:
         """The result, and the seconds waited; those in which other paths computed are left out."""
         asked_at, computed_s = self._clock(), 0.0
         while True:
-            names = [name for name in self._outstanding if name != but]
-            preempted = [name for name, one in self._ahead.items() if not one.done]
-            answer = await perform(
-                Finish(
-                    communicator=communicator,
-                    handle=handle,
-                    where=where,
-                    others=tuple(self._outstanding[name].finishing for name in names),
-                    busy=bool(preempted),
-                )
-            )
+            request = Finish(communicator=communicator, handle=handle, where=where)
+            names: list[str] = []
+            preempted: list[str] = []
+            if self._ahead or len(self._outstanding) > 1 or but is None:
+                names = [name for name in self._outstanding if name != but]
+                preempted = [name for name, one in self._ahead.items() if not one.done]
+                request.others = tuple([self._outstanding[name].finishing for name in names])
+                request.busy = bool(preempted)
+            answer = await perform(request)
             if not isinstance(answer, Early):
                 return answer, self._clock() - asked_at - computed_s
             began_at = self._clock()
@@ -190,12 +193,16 @@ class Sequencer:
             else:
                 name = preempted[0]
             with self.around(name):
-                self._go_on(name, answer.value)
+                self._ahead[name] = self._go_on(name, answer.value, self._ahead.get(name))
             computed_s += self._clock() - began_at
 
     def _settled(self, path: str) -> None:
         out = self._outstanding.pop(path)
-        ticket = out.ticket
+        ticket, computation = out.ticket, out.computation
+        key = path, ticket.op.role
+        members = self._members.get(key)
+        if members is None:
+            members = self._members[key] = self.paths[path].group_of(ticket.op.role, self.rank)
         self._progress.settled(ticket)
         self.waited_s += out.waited_s
         self.journal.tickets.append(
@@ -206,13 +213,13 @@ class Sequencer:
                 role=ticket.op.role,
                 stage=ticket.op.stage,
                 comm_seq=ticket.comm_seq,
-                members=self.paths[path].group_of(ticket.op.role, self.rank),
-                resumed_at=out.computation.resumed_at,
-                computed_at=out.computation.stopped_at,
+                members=members,
+                resumed_at=computation.resumed_at,
+                computed_at=computation.stopped_at,
                 posted_at=out.posted_at,
                 settled_at=self._clock(),
                 waited_s=out.waited_s,
-                pauses=out.computation.pauses,
+                pauses=computation.pauses,
             )
         )
 
@@ -242,6 +249,7 @@ class Sequencer:
             handle = communicator.post(request, ticket)
         self._progress.posted(ticket)
         self._outstanding[ticket.path] = _Outstanding(
+            rank=self.rank,
             communicator=communicator,
             handle=handle,
             ticket=ticket,
@@ -264,10 +272,11 @@ class Sequencer:
     def _match(self, ticket: Ticket, request: Collective | None) -> Collective:
         if request is None:
             raise self._refusal(ticket, "the forward pass already returned")
-        op, asked = ticket.op, (type(request).__name__, request.role, request.stage)
-        if asked != (op.kind, op.role, op.stage):
-            raise self._refusal(ticket, f"the forward pass asks for {' '.join(asked)}")
-        return request
+        op, kind = ticket.op, type(request).__name__
+        if kind == op.kind and request.role == op.role and request.stage == op.stage:
+            return request
+        asked = f"{kind} {request.role} {request.stage}"
+        raise self._refusal(ticket, f"the forward pass asks for {asked}")
 
     def _note(self, ticket: Ticket) -> None:
         key = ticket.path, ticket.op.role
@@ -280,20 +289,20 @@ class Sequencer:
     def _computed(self, path: str, value: Any) -> _Computation:
         """Let the forward pass compute to its next request, or to its return, with `value` for what
         it waits for; None where it was resumed before."""
-        computation = self._go_on(path, value)
+        computation = self._ahead.pop(path, None)
+        if computation is None or not computation.done:
+            computation = self._go_on(path, value, computation)
         while not computation.done:
             self._resume(path, computation, None)
-        return self._ahead.pop(path)
+        return computation
 
-    def _go_on(self, path: str, value: Any) -> _Computation:
-        """Let it compute as far, or to its next preemption point."""
+    def _go_on(self, path: str, value: Any, begun: _Computation | None) -> _Computation:
+        """Let it compute as far, or to its next preemption point. `begun`: not done yet."""
         now = self._clock()
-        computation = self._ahead.get(path)
-        if computation is None:
-            computation = self._ahead[path] = _Computation(resumed_at=now)
-        elif computation.done:
-            return computation
+        if begun is None:
+            computation = _Computation(resumed_at=now)
         else:
+            computation = begun
             computation.pauses += ((computation.stopped_at, now),)
         self._resume(path, computation, value)
         return computation
@@ -349,12 +358,13 @@ class Sequencer:
 
 
 _PRECHECK_BYTES = 128
+_HASHED = struct.Struct("<qqqq")
 
 
 def _roll(previous: int, ticket: Ticket) -> int:
     """The ticket folded into a communicator's hash. It holds the global seq: hashes of each
     communicator alone are blind to two paths that swap places."""
-    head = struct.pack("<qqqq", ticket.epoch, ticket.comm_seq, ticket.seq, ticket.version)
+    head = _HASHED.pack(ticket.epoch, ticket.comm_seq, ticket.seq, ticket.version)
     return zlib.crc32(head + ticket.op.stage.encode(), previous)
 
 

@@ -60,6 +60,22 @@ def test_an_answer_that_is_there_costs_no_pause() -> None:
     assert time.pauses == []
 
 
+def test_an_answer_that_is_there_is_not_put_into_words() -> None:
+    class Words:
+        asked = 0
+
+        def __str__(self) -> str:
+            self.asked += 1
+            return "rank 1: step 7"
+
+    words = Words()
+    for polls, asked in ((0, 0), (3, 1)):
+        transport = Transport(polls)
+        request = Finish(communicator=transport, handle="answer", where=words)
+        assert drive(perform(request), FakeTime()) == "answer"
+        assert words.asked == asked
+
+
 def test_a_wait_always_lets_go_of_the_core_and_for_longer_the_longer_it_takes() -> None:
     time = FakeTime()
     assert drive(waits(Transport(300)), time) == "answer"

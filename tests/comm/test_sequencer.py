@@ -265,7 +265,7 @@ def test_ranks_meet_where_the_plan_says_so() -> None:
     walk, asked = rank.sequencer.walk(step, {DECODE: gathers(), PREFILL: gathers()}), list[str]()
     request = walk.send(None)
     while len(rank.posted) < len(step.tickets):
-        asked.append(request.where)
+        asked.append(str(request.where))
         request = walk.send(request.communicator.result(request.handle))
     walk.close()
     rank.sequencer.close()
