@@ -120,6 +120,17 @@ def test_a_result_holds_until_its_slot_comes_round_again_in_the_workspace() -> N
     assert results[0][0].data_ptr() != results[1][0].data_ptr()
 
 
+def test_shapes_come_by_turns_and_again_once_their_buffers_have_grown() -> None:
+    communicators = group(kinds(2)[-1])
+    for shape in ((3,), (3,), (2, 2), (2, 2), (3,), (90,), (3,), (2, 2), (90,), (3,), (2, 2)):
+        for dtype in (torch.int64, torch.int32):
+            mine = [torch.full(shape, 7 + me, dtype=dtype) for me in range(2)]
+            requests = [Gather(role="ep", stage="x", payload=payload) for payload in mine]
+            for answer in answers(communicators, requests):
+                assert answer[0].dtype == dtype
+                assert [part.tolist() for part in answer] == [part.tolist() for part in mine]
+
+
 def test_rows_that_do_not_add_up_and_messages_too_large_are_refused() -> None:
     one, _ = group(kinds(2)[-1])
     rows = torch.zeros(3, 2)
