@@ -1,18 +1,19 @@
 """What does exactness cost, beside the best that keeps no bits?
 
-The bench model on one rank and one thread: our exact kernels in the frame that ranks run them in,
-against the fastest way found for each part and shape when no order is kept: torch's products
-(oneDNN with packed weights, `F.linear`), its attention over keys and values that lie in one piece,
-experts summed in the order in which they arise, or our own kernels where those are faster. Same
-weights, same inputs, one process, by turns; medians of the ratios of turns. A third column is the
-order alone: our kernels in both, once in the frame of exactness (dispatch in top-k slots, sums in
-slot order), once in a plain loop in any order.
+The bench model on one rank and one thread, three times, by turns in one process, with the same
+weights and inputs:
 
-oneDNN is measured twice where the processor has matrix tiles (AMX): kept to the instructions our
-kernels use, which tells what the order costs, and with all it has, which tells what our kernels
-leave to gain that do not use tiles yet.
+* framed: our exact kernels as ranks run them, with coroutines and the dispatch between ranks;
+* plain: the same kernels and the same bits in a plain loop;
+* best: the same loop with the fastest way found for each part and shape if no bits are kept:
+  torch's products (oneDNN with packed weights, `F.linear`), its attention over keys and values that
+  lie in one piece, experts added up as they come, or our own kernels where those are faster.
 
-Expect at most 1.05 with the same instructions, and with tiles several times as long in prefill.
+So plain / best is what exactness costs, and framed / best what it costs together with the frame.
+Ratios are medians over turns. oneDNN is measured twice where the processor has matrix tiles (AMX):
+kept to the instructions of our kernels, and with all it has.
+
+Expect at most 1.05 with the same instructions, and with tiles twice as long in long prefills.
 
     python experiments/exactness_price.py --out out/exactness
 """
@@ -115,7 +116,7 @@ def table(instructions: str, found: dict[str, Any]) -> Table:
     )
     made.add_column("shape")
     made.add_column("part")
-    for column in ("exact", "best", "exact / best", "own, any order", "exact / own"):
+    for column in ("framed", "plain", "best", "framed / best", "plain / best"):
         made.add_column(column, justify="right")
     made.add_column("the best one's way")
     for one in found["prices"]:
@@ -124,11 +125,8 @@ def table(instructions: str, found: dict[str, Any]) -> Table:
             made.add_row(
                 one["shape"] if part == PARTS[0] else "",
                 part,
-                f"{row['exact_ms']:.3g}",
-                f"{row['best_ms']:.3g}",
-                ratio_words(row["to_best"]),
-                f"{row['own_ms']:.3g}",
-                ratio_words(row["to_own"]),
+                *(f"{row[f'{name}_ms']:.3g}" for name in ("framed", "plain", "best")),
+                *(ratio_words(row[f"{name}_to_best"]) for name in ("framed", "plain")),
                 one["ways"].get(part, ""),
             )
         made.add_section()

@@ -55,7 +55,7 @@ class ExactParts:
         prepared = exact.model.prepare(exact.weights, exact.context, description)
         self.batch, self._dispatcher = prepared.batch, prepared.dispatcher
         self._exact = exact
-        self._rotation = exact.model.rotation(exact.weights, self.batch)
+        self.rotation = exact.model.rotation(exact.weights, self.batch)
 
     def products(self, x_TD: torch.Tensor, heads_TX: torch.Tensor) -> None:
         """Of all layers: those before and behind attention."""
@@ -74,7 +74,7 @@ class ExactParts:
         attention = attention_of(self._exact.weights.layers[index])
         q_THE = turn_heads(
             qkv_TX,
-            self._rotation,
+            self.rotation,
             pages,
             index,
             self.batch,

@@ -1,7 +1,8 @@
-"""The same model with nothing kept for exactness: any kernel, any order, the fastest for a shape.
+"""The same model in a plain loop, every part of it in any way, whether or not it keeps bits.
 
 It has the weights, the norms and the routing of the exact one, and no frame around them: no
-coroutine, no dispatch between ranks, keys and values of each sequence in one piece.
+coroutine, no dispatch between ranks. Torch's attention finds keys and values of each sequence in
+one piece. With our own way for everything the bits are the exact one's.
 
 Shapes: B sequences, T rows of each, R = B * T rows, D hidden, H query heads, G key/value heads,
 A = H + G, E head width, L positions.
@@ -20,7 +21,6 @@ from interlace.moe.checkpoint import Checkpoint
 from interlace.moe.description import Description
 from interlace.moe.norm import add_and_norm, rms_norm
 from interlace.moe.paged_attention import turn_heads
-from interlace.moe.router import route
 from interlace.moe.tensor_names import TensorNames
 
 from .exact import Exact, ExactParts, attention_of, mixture_of
@@ -68,7 +68,9 @@ class LooseBatch:
             for index in range(exact.config.num_layers):
                 key, value = behind[index].transpose(2, 3).flatten(1, 2).unbind(0)
                 exact.cache.write(index, shape.slots_behind(), key=key, value=value)
-        self._no_pages: Any = SimpleNamespace(width=width, num_heads=0, pool=self._cache)
+        self._no_pages: Any = SimpleNamespace(
+            width=width, num_heads=0, pool=self._cache, address=lambda _: self._cache.data_ptr()
+        )
 
     def parts(self, description: Description) -> ExactParts:
         return self._exact.layer_parts(description)
@@ -82,28 +84,26 @@ class LooseBatch:
             layer.o[name](heads_RX)
 
     def attention(self, name: str, qkv_RX: torch.Tensor, parts: ExactParts) -> None:
-        rotation = self._exact.model.rotation(self._exact.weights, parts.batch)
         for index in range(len(self._model.layers)):
-            self._attend(name, index, qkv_RX, rotation, parts)
+            self._attend(name, index, qkv_RX, parts)
 
     def experts(self, name: str, h_RD: torch.Tensor) -> None:
-        for index in range(len(self._model.layers)):
-            self._mix(name, index, h_RD)
+        for layer in self._model.layers:
+            layer.experts(name, h_RD)
 
     def forward(self, ways: Ways, description: Description) -> torch.Tensor:
         """[S, V] float32 logits of the sampled rows."""
         weights, eps = self._exact.weights, self._eps
         parts = self.parts(description)
-        rotation = self._exact.model.rotation(weights, parts.batch)
         x_RD = weights.embed_VD.index_select(0, parts.batch.input_ids)
         for index, (layer, exact) in enumerate(
             zip(self._model.layers, weights.layers, strict=True)
         ):
             qkv_RX = layer.qkv[ways.products](rms_norm(x_RD, exact.input_norm_D, eps))
-            heads = self._attend(ways.attention, index, qkv_RX, rotation, parts)
+            heads = self._attend(ways.attention, index, qkv_RX, parts)
             o_RD = layer.o[ways.products](heads)
             x_RD, h_RD = add_and_norm(x_RD, o_RD, exact.post_norm_D, factor=1, eps=eps)
-            x_RD = x_RD + self._mix(ways.experts, index, h_RD)
+            x_RD = x_RD + layer.experts(ways.experts, h_RD)
         rows = rms_norm(x_RD.index_select(0, parts.batch.sample_rows), weights.norm_D, eps)
         return self._model.head[ways.head](rows).float()
 
@@ -112,7 +112,6 @@ class LooseBatch:
         name: str,
         index: int,
         qkv_RX: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
         parts: ExactParts,
     ) -> torch.Tensor:
         """[R, H * E]"""
@@ -122,7 +121,7 @@ class LooseBatch:
         rotated = (sizes.num_heads + sizes.num_kv_heads) * sizes.head_dim
         qk_RAE = turn_heads(  # keys too, as if they were queries
             qkv_RX[:, :rotated],
-            rotation,
+            parts.rotation,
             self._no_pages,
             index,
             parts.batch,
@@ -139,11 +138,6 @@ class LooseBatch:
         value_BGLE[:, :, shape.start :] = value.unflatten(0, per_sequence).transpose(1, 2)
         work = Attended(q_BTHE=q_BTHE, key_BGLE=key_BGLE, value_BGLE=value_BGLE, scale=sizes.scale)
         return attentions(shape.rows)[name](work).reshape(shape.num_rows, -1)
-
-    def _mix(self, name: str, index: int, h_RD: torch.Tensor) -> torch.Tensor:
-        mixture = mixture_of(self._exact.weights.layers[index])
-        routing = route(mixture.router(h_RD), mixture.sizes.router)
-        return self._model.layers[index].experts(name, h_RD, routing)
 
 
 def _layer(checkpoint: Checkpoint, names: TensorNames, exact: Exact, index: int) -> LooseLayer:
@@ -162,5 +156,5 @@ def _layer(checkpoint: Checkpoint, names: TensorNames, exact: Exact, index: int)
     return LooseLayer(
         qkv=products_of(qkv, attention_of(own).qkv),
         o=products_of(checkpoint.read(stored["o"].name), own.o),
-        experts=LooseExperts(gates, downs, mixture_of(own).experts),
+        experts=LooseExperts(gates, downs, mixture_of(own)),
     )

@@ -1,4 +1,4 @@
-"""Ways to compute a part of a layer that need not keep any bits: torch's and our own.
+"""Ways to compute a part of a layer: torch's, which keep no bits, and our own.
 
 Shapes: B sequences, T rows of each, R = B * T rows, D hidden, H query heads, G key/value heads,
 M = H / G, E head width, L positions, I width of an expert, X experts, K top-k, N inputs, O outputs.
@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from interlace.moe.experts import Expert, apply_experts
+from interlace.moe.experts import apply_experts
 from interlace.moe.linear import Linear, can_pack
-from interlace.moe.router import Routing
+from interlace.moe.mixture import MixtureLayer
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 OWN = "own"
-"""Our exact kernel, which who need not be exact may use too."""
+"""Our exact kernel and our order, which who need not be exact may use too."""
+ARRIVAL = "own, as they come"
+"""Our kernel; experts' outputs are added up in the order in which they arise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +142,10 @@ def attentions(rows: int) -> dict[str, Attention]:
 
 
 class LooseExperts:
-    """One layer's, each way that there is; outputs are summed in the order in which they arise."""
+    """One layer's, each way that there is."""
 
     def __init__(
-        self, gates: Sequence[torch.Tensor], downs: Sequence[torch.Tensor], own: Sequence[Expert]
+        self, gates: Sequence[torch.Tensor], downs: Sequence[torch.Tensor], own: MixtureLayer
     ) -> None:
         """`gates` have the gate's rows first, then those of the other half."""
         self._own = own
@@ -151,20 +153,24 @@ class LooseExperts:
         self._downs = [products_of(down) for down in downs]
 
     def names(self) -> list[str]:
-        return [OWN, *self._gates[0]]
+        return [OWN, ARRIVAL, *self._gates[0]]
 
-    def __call__(self, name: str, h_RD: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def __call__(self, name: str, h_RD: torch.Tensor) -> torch.Tensor:
         """[R, D]"""
+        routing = self._own.route(h_RD)
         top_k = routing.topk_TK.shape[1]
         expert = routing.topk_TK.flatten()
         order = torch.argsort(expert)
-        counts = torch.bincount(expert, minlength=len(self._own)).tolist()
+        counts = torch.bincount(expert, minlength=len(self._own.experts)).tolist()
         row = order // top_k
         rows = h_RD.index_select(0, row)
-        if name == OWN:
-            y = apply_experts(self._own, rows, counts)
+        if name in (OWN, ARRIVAL):
+            y = apply_experts(self._own.experts, rows, counts)
         else:
             y = torch.cat([self._one(name, i, x) for i, x in enumerate(rows.split(counts))])
+        if name == OWN:
+            slots = torch.empty_like(y).index_copy_(0, order, y).unflatten(0, (-1, top_k))
+            return self._own.total(h_RD, slots, routing.weight_TK)
         weighted = y * routing.weight_TK.flatten()[order, None]
         out = torch.zeros_like(h_RD, dtype=torch.float32)
         return out.index_add_(0, row, weighted).to(h_RD.dtype)
