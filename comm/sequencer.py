@@ -150,7 +150,14 @@ class Sequencer:
         out = self._outstanding.get(path)
         if out is None:
             return None
-        value, out.waited_s = await self._await(out.communicator, out.handle, out, but=path)
+        if self._ahead or len(self._outstanding) > 1:
+            value, out.waited_s = await self._await(out.communicator, out.handle, out, but=path)
+        else:  # nobody can make use of the wait
+            asked_at = self._clock()
+            value = await perform(
+                Finish(communicator=out.communicator, handle=out.handle, where=out)
+            )
+            out.waited_s = self._clock() - asked_at
         self._settled(path)
         return value
 
@@ -176,15 +183,17 @@ class Sequencer:
         """The result, and the seconds waited; those in which other paths computed are left out."""
         asked_at, computed_s = self._clock(), 0.0
         while True:
-            request = Finish(communicator=communicator, handle=handle, where=where)
-            names: list[str] = []
-            preempted: list[str] = []
-            if self._ahead or len(self._outstanding) > 1 or but is None:
-                names = [name for name in self._outstanding if name != but]
-                preempted = [name for name, one in self._ahead.items() if not one.done]
-                request.others = tuple([self._outstanding[name].finishing for name in names])
-                request.busy = bool(preempted)
-            answer = await perform(request)
+            names = [name for name in self._outstanding if name != but]
+            preempted = [name for name, one in self._ahead.items() if not one.done]
+            answer = await perform(
+                Finish(
+                    communicator=communicator,
+                    handle=handle,
+                    where=where,
+                    others=tuple([self._outstanding[name].finishing for name in names]),
+                    busy=bool(preempted),
+                )
+            )
             if not isinstance(answer, Early):
                 return answer, self._clock() - asked_at - computed_s
             began_at = self._clock()
