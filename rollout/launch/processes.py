@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -145,17 +145,18 @@ class ProcessTransport:
             posts=self.posts,
         )
 
+    def around(self, path: str) -> AbstractContextManager[None]:
+        if self._order is None:
+            # At every collective, so without a layer of Python around it.
+            return torch.inference_mode()
+        return self._on_stream(path)
+
     @contextmanager
-    def around(self, path: str) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode())
-            stream = self._stream(path)
-            if stream is not None:
-                stack.enter_context(torch.cuda.stream(stream))
+    def _on_stream(self, path: str) -> Iterator[None]:
+        with torch.inference_mode(), torch.cuda.stream(self._stream(path)):
             yield
 
-    def clock(self) -> float:
-        return time.monotonic()
+    clock = staticmethod(time.monotonic)
 
     def __enter__(self) -> Self:
         return self
