@@ -7,7 +7,7 @@ USUAL := not hosts and not failures
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday complaints learn trl updates test-hosts test-failures bench bench-window bench-tags bench-scheduler profile layouts ablate peers device-check model swaps test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday complaints learn trl updates test-hosts test-failures bench bench-modes bench-exactness bench-kernels bench-window bench-tags bench-scheduler profile layouts ablate peers device-check model swaps test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp $(wildcard moe/native/*)
@@ -60,8 +60,17 @@ trl: $(READY)  ## TRL's GRPOTrainer, as it is, trained on episodes played here
 updates: $(READY)  ## weights that change 1,000 times under load, ended in the middle now and then: five minutes
 	$(BIN)/python experiments/updates.py --out out/updates
 
-bench: $(READY)  ## serial against multiplexed on the demo, five times each, in turn
-	$(BIN)/python experiments/bench_modes.py --out out/bench
+bench: $(READY)  ## every figure that has a bar, in one table; most of an hour, can be ended and resumed
+	$(BIN)/python experiments/bench.py --out out/bench
+
+bench-modes: $(READY)  ## serial against multiplexed on the demo, five times each, in turn
+	$(BIN)/python experiments/bench_modes.py --out out/modes
+
+bench-exactness: $(READY)  ## what exactness costs beside the best that keeps no bits; three minutes
+	$(BIN)/python experiments/exactness_price.py --out out/exactness
+
+bench-kernels: $(READY)  ## every kernel against torch and against what the processor can do; minutes
+	$(BIN)/python experiments/bench_kernels.py
 
 bench-window: $(READY)  ## small messages between two processes: the window against gloo
 	$(BIN)/python experiments/bench_window.py --out out/bench-window

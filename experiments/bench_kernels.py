@@ -1,19 +1,22 @@
-"""How near are our bfloat16 kernels to what this processor can do, and how far ahead of torch?
+"""How near are our kernels to what this processor can do, and how far ahead of torch?
 
 One thread, process CPU time, the least of several tries, so that neighbours disturb little. The two
-ceilings come from the same run: the arithmetic of torch's largest products (float32 or bfloat16,
-whichever is faster) and the reading of 256 MiB. Weights of a product are cold, as in decoding: a
-ring of matrices larger than any cache is multiplied in turn. The last lines are whole forward
-passes of one rank's share of a small mixture model (hidden 512, 8 layers, 8 experts of its own).
+ceilings come from the same run: the arithmetic of torch's largest products (for float32 its own,
+for bfloat16 those of either type, whichever is faster) and the reading of 256 MiB. Torch is kept
+from matrix tiles (AMX), as it is in a rank, unless `--tiles` lets it use them. Weights of a
+product are cold, as in decoding: a ring of 64 MiB of matrices is multiplied in turn. The last lines
+are whole forward passes of one rank's share of a small mixture model (hidden 512, 8 layers, 8
+experts of its own).
 
 Expect products at 90 % of the arithmetic from 16 rows on and 80 % of the reading at one row, and
 the kernels ahead of torch in every line.
 
-    python experiments/bench_kernels.py
+    python experiments/bench_kernels.py [--dtype float32] [--tiles]
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +30,7 @@ import typer
 from rich.console import Console
 
 from interlace.comm.collectives import Forward
+from interlace.experiments.step_profile.reading import read_bytes_per_s
 from interlace.moe import kernels
 from interlace.moe.attention import block_attention
 from interlace.moe.batch import Batch
@@ -35,7 +39,7 @@ from interlace.moe.context import PathContext
 from interlace.moe.description import Description
 from interlace.moe.experts import Expert, apply_experts
 from interlace.moe.kv_cache import BLOCK_SIZE, KVCache, attention_planes
-from interlace.moe.linear import Linear
+from interlace.moe.linear import Linear, keep_to_row_stable_kernels
 from interlace.moe.model import Model
 from interlace.moe.norm import rms_norm
 from interlace.moe.paged_attention import paged_attention
@@ -49,6 +53,7 @@ from interlace.moe.weights import load_weights
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 COLD_BYTES = 64 * 1024 * 1024
 HIDDEN, WIDTH, EXPERTS, TOP_K = 512, 512, 8, 4
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 Work = Callable[[], object]
 
@@ -84,30 +89,30 @@ def in_torch() -> Iterator[None]:
         kernels.native = native
 
 
-def measured_ceilings() -> Ceilings:
+def measured_ceilings(dtype: torch.dtype) -> Ceilings:
     size = 1024
     flops = 0.0
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.randn(size, size).to(dtype)
+    for kind in {torch.float32, dtype}:
+        a = torch.randn(size, size).to(kind)
         flops = max(flops, 2 * size**3 / least_seconds(lambda a=a: a @ a, tries=3))  # type: ignore[misc]
-    block = torch.ones(256 * 1024 * 1024 // 4)
-    return Ceilings(flops=flops, bytes=block.nbytes / least_seconds(block.sum))
-
-
-def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
-    return (torch.randn(shape) * scale).bfloat16()
+    return Ceilings(flops=flops, bytes=read_bytes_per_s(least_seconds))
 
 
 class Report:
     """Lines of one table."""
 
-    def __init__(self, ceilings: Ceilings) -> None:
+    def __init__(self, ceilings: Ceilings, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self._console = Console(highlight=False, soft_wrap=True)
         self._ceilings = ceilings
         self._console.print(
             f"kernels: {kernels.instructions() or 'none'}; one core: "
             f"{ceilings.flops / 1e9:.0f} GFLOP/s, {ceilings.bytes / 1e9:.1f} GB/s"
         )
+
+    def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        """Numbers of the type that is measured."""
+        return (torch.randn(shape) * scale).to(self.dtype)
 
     def line(self, name: str, ours: float, theirs: float, flops: float, num_bytes: float) -> None:
         arithmetic, reading = flops / ours, num_bytes / ours
@@ -120,7 +125,8 @@ class Report:
 
 
 def products(report: Report, num_inputs: int, num_outputs: int, tries: int) -> None:
-    size = 2 * num_inputs * num_outputs
+    random = report.random
+    size = report.dtype.itemsize * num_inputs * num_outputs
     copies = max(2, COLD_BYTES // size)
     ours = cycle([Linear(random(num_outputs, num_inputs)) for _ in range(copies)])
     with in_torch():
@@ -132,11 +138,13 @@ def products(report: Report, num_inputs: int, num_outputs: int, tries: int) -> N
             least_seconds(lambda x=x: next(ours)(x), tries=tries),  # type: ignore[misc]
             least_seconds(lambda x=x: next(theirs)(x), tries=2),  # type: ignore[misc]
             2.0 * num_rows * num_inputs * num_outputs,
-            size,
+            float(size),
         )
 
 
 def experts(report: Report, tries: int) -> None:
+    random = report.random
+
     def layer() -> list[Expert]:
         return [
             Expert(
@@ -147,7 +155,8 @@ def experts(report: Report, tries: int) -> None:
             for _ in range(EXPERTS)
         ]
 
-    size = 6 * HIDDEN * WIDTH
+    numbers = 3 * HIDDEN * WIDTH
+    size = report.dtype.itemsize * numbers
     copies = max(2, COLD_BYTES // (EXPERTS * size))
     ours = cycle([layer() for _ in range(copies)])
     with in_torch():
@@ -160,7 +169,7 @@ def experts(report: Report, tries: int) -> None:
             f"{EXPERTS} experts, {num_tokens} tokens",
             least_seconds(lambda x=x, c=counts: apply_experts(next(ours), x, c), tries=tries),  # type: ignore[misc]
             least_seconds(lambda x=x, c=counts: apply_experts(next(theirs), x, c), tries=2),  # type: ignore[misc]
-            float(num_tokens * TOP_K * size),
+            2.0 * num_tokens * TOP_K * numbers,
             float(sum(1 for count in counts if count) * size),
         )
 
@@ -168,7 +177,7 @@ def experts(report: Report, tries: int) -> None:
 def attention(report: Report, tries: int) -> None:
     groups, members, width, blocks = 2, 4, 64, 512
     planes = dict.fromkeys(("key", "value"), (groups, width))
-    cache = KVCache(num_layers=1, num_blocks=blocks, planes=planes, dtype=torch.bfloat16)
+    cache = KVCache(num_layers=1, num_blocks=blocks, planes=planes, dtype=report.dtype)
     assert cache.pages is not None
     pages = cache.pages
     pages.pool.normal_()
@@ -181,7 +190,7 @@ def attention(report: Report, tries: int) -> None:
         (4, 432, 96),
     ):
         description = described(num_sequences, start, num_rows)
-        q = random(num_sequences * num_rows, groups * members, width)
+        q = report.random(num_sequences * num_rows, groups * members, width)
         batch = Batch.build(description)
         ours = least_seconds(
             lambda q=q, b=batch: paged_attention(q, pages, 0, b, scale=0.125),  # type: ignore[misc]
@@ -198,17 +207,18 @@ def attention(report: Report, tries: int) -> None:
             ours,
             theirs,
             4.0 * seen * groups * members * width,
-            4.0 * context * groups * width,
+            2.0 * report.dtype.itemsize * context * groups * width,
         )
 
 
 def rows(report: Report, tries: int) -> None:
+    random, size = report.random, report.dtype.itemsize
     router = Router(score="softmax", top_k=TOP_K, normalise=True)
     for num_rows in (16, 384):
         x, weight, logits = random(num_rows, HIDDEN), random(HIDDEN), random(num_rows, 16)
         for name, work, num_bytes in (
-            ("norm", lambda x=x, w=weight: rms_norm(x, w, 1e-6), 4.0 * x.numel()),
-            ("routing", lambda g=logits: route(g, router), 2.0 * logits.numel()),
+            ("norm", lambda x=x, w=weight: rms_norm(x, w, 1e-6), 2.0 * size * x.numel()),
+            ("routing", lambda g=logits: route(g, router), 1.0 * size * logits.numel()),
         ):
             ours = least_seconds(work, tries=tries)
             with in_torch():
@@ -244,12 +254,12 @@ def forwards(report: Report, tries: int) -> None:
             top_k=TOP_K,
             expert_size=WIDTH,
             vocab_size=8192,
-            dtype="bfloat16",
+            dtype=str(report.dtype).removeprefix("torch."),
         )
         config = read_config(folder)
-        ours = forward_of(folder, config)
+        ours = forward_of(folder, config, report.dtype)
         with in_torch():
-            in_torch_only = forward_of(folder, config)
+            in_torch_only = forward_of(folder, config, report.dtype)
 
     def theirs(description: Description) -> None:
         with in_torch():
@@ -273,14 +283,16 @@ def forwards(report: Report, tries: int) -> None:
         )
 
 
-def forward_of(folder: Path, config: ModelConfig) -> Callable[[Description], object]:
+def forward_of(
+    folder: Path, config: ModelConfig, dtype: torch.dtype
+) -> Callable[[Description], object]:
     placement = Placement.contiguous(config.num_experts, 1)
-    weights = load_weights(folder, config, expert_ids=placement.experts_of(0), dtype=torch.bfloat16)
+    weights = load_weights(folder, config, expert_ids=placement.experts_of(0), dtype=dtype)
     cache = KVCache(
         num_layers=config.num_layers,
         num_blocks=256,
         planes=attention_planes(config),
-        dtype=torch.bfloat16,
+        dtype=dtype,
     )
     context = PathContext(path="bench", kv=cache, expert_placement=placement)
     model = Model(config)
@@ -302,14 +314,21 @@ def driven(forward: Forward) -> object:
 
 def main(
     tries: int = typer.Option(7, min=1, help="Tries of each kernel; the least counts."),
+    dtype: str = typer.Option("bfloat16", help="bfloat16 or float32."),
+    tiles: bool = typer.Option(False, help="Let torch use the processor's matrix tiles (AMX)."),
 ) -> None:
     """Print one line for each kernel and size: its time, torch's, and its share of the ceilings."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if not kernels.instructions():
         raise typer.BadParameter("no kernels run here: interlace doctor says why")
+    if dtype not in DTYPES:
+        raise typer.BadParameter(f"there is no type {dtype!r} here; there are {', '.join(DTYPES)}")
+    if tiles:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "DEFAULT"
+    keep_to_row_stable_kernels()
     with torch.inference_mode():
-        report = Report(measured_ceilings())
+        report = Report(measured_ceilings(DTYPES[dtype]), DTYPES[dtype])
         products(report, HIDDEN, 768, tries)
         products(report, HIDDEN, 2 * WIDTH, tries)
         experts(report, tries)

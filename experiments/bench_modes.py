@@ -1,6 +1,6 @@
 """Does multiplexing pay on this machine? Serial against multiplexed, the same job, in turn.
 
-    python experiments/bench_modes.py --out out/bench [--preset demo] [--repeats 5]
+    python experiments/bench_modes.py --out out/modes [--preset demo] [--repeats 5]
 
 Every run is a fresh `interlace rollout` process; the modes alternate, so that a machine whose speed
 drifts treats both alike, and what counts are the ratios of neighbouring runs. A run that is there
@@ -15,6 +15,7 @@ itself.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -108,6 +109,7 @@ def _report(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "figures": figures,
         "digests": sorted(digests),
         "verdict": verdict,
+        "load": os.getloadavg()[0],
     }
 
 

@@ -10,11 +10,13 @@ transport at all. Process CPU time throughout.
 Expect a call below 1 ms, the same for 1,000 and 10,000 that wait and for 10,000 and 100,000 blocks,
 and less than 10 % of a decode step outside the model.
 
-    python experiments/bench_scheduler.py
+    python experiments/bench_scheduler.py [--out out/scheduler]
 """
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import statistics
 import time
@@ -23,12 +25,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from interlace.comm.communicator import Communicator
@@ -56,6 +60,9 @@ RUNNING, CHUNK = 32, 512
 CONTEXT, TEMPLATE, GENERATED = 640, 30, 48
 TWINS = 8
 LAYERS, TOP_K = 8, 4
+WAITING, BLOCKS = (1_000, 10_000), (10_000, 100_000)
+ROWS = 16
+NUM_PARTS = len(WAITING) * len(BLOCKS) + 2
 DRAWN = Drawn(token=7, logprob_raw=-1.0, logprob=-1.0, ends_choice=False)
 
 
@@ -210,7 +217,7 @@ class Shares:
     def watching(self) -> Iterator[None]:
         """Time what a step calls."""
         watched = [
-            (Sequencer, "_advance", "forward"),
+            (Sequencer, "_resume", "forward"),
             (Batch, "build", "batch"),
             (group, "sample", "sampling"),
         ]
@@ -270,44 +277,79 @@ def measure_steps(rows: int, num_steps: int) -> dict[str, float]:
 # ---- the page
 
 
+def measure(steps: int, decode_steps: int, done: Callable[[], object]) -> dict[str, Any]:
+    """All figures; `done` is called behind each of `NUM_PARTS` parts."""
+    torch.set_num_threads(1)
+    lines = []
+    for num_waiting in WAITING:
+        for num_blocks in BLOCKS:
+            calls = measure_calls(num_waiting, num_blocks, steps)
+            decide = sorted(calls.decide)
+            lines.append(
+                {
+                    "waiting": num_waiting,
+                    "blocks": num_blocks,
+                    "decide_us": statistics.median(decide),
+                    "decide_95_us": decide[int(0.95 * len(decide))],
+                    "decide_most_us": decide[-1],
+                    "take_in_us": statistics.median(calls.take),
+                }
+            )
+            done()
+    received, added = bytes_per_waiting()
+    done()
+    medians = measure_steps(ROWS, decode_steps)
+    done()
+    outside = medians["batch as tensors"] + medians["all else"]
+    return {
+        "calls": lines,
+        "waiting_bytes": {"received": received, "added": added},
+        "decode": {"rows": ROWS, "ms": medians, "outside": outside / medians["step"]},
+        "load": os.getloadavg()[0],
+    }
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """Print the tables."""
+    table = Table("waiting", "blocks", "decide, median", "95 %", "most", "take in, median")
+    for line in found["calls"]:
+        values = (line[name] for name in list(line)[2:])
+        table.add_row(
+            f"{line['waiting']:,}", f"{line['blocks']:,}", *(f"{value:.0f} us" for value in values)
+        )
+    console.print(table)
+    size = found["waiting_bytes"]
+    console.print(
+        f"a turn of {CONTEXT} tokens that waits: {size['received'] / 1e3:.1f} kB as it was "
+        f"received, {size['added'] / 1e3:.1f} kB beside that"
+    )
+    decode = found["decode"]
+    whole = decode["ms"]["step"]
+    parts = ", ".join(
+        f"{name} {ms:.2f} ms ({ms / whole:.1%})"
+        for name, ms in decode["ms"].items()
+        if name != "step"
+    )
+    console.print(f"decode step of {decode['rows']} rows: {whole:.1f} ms: {parts}")
+    console.print(f"neither model nor sampling nor communication: {decode['outside']:.1%}")
+    console.print(f"load {found['load']:.1f}")
+
+
 def main(
     steps: int = typer.Option(300, min=10, help="Calls measured for each line."),
     decode_steps: int = typer.Option(60, min=5, help="Decode steps measured."),
+    out: Annotated[Path | None, typer.Option(help="Folder for scheduler.json.")] = None,
 ) -> None:
     """Print the tables."""
-    torch.set_num_threads(1)
     console = Console(highlight=False)
-    table = Table("waiting", "blocks", "decide, median", "95 %", "most", "take in, median")
-    for num_waiting in (1_000, 10_000):
-        for num_blocks in (10_000, 100_000):
-            calls = measure_calls(num_waiting, num_blocks, steps)
-            decide = sorted(calls.decide)
-            shown = (
-                statistics.median(decide),
-                decide[int(0.95 * len(decide))],
-                decide[-1],
-                statistics.median(calls.take),
-            )
-            table.add_row(
-                f"{num_waiting:,}", f"{num_blocks:,}", *(f"{value:.0f} us" for value in shown)
-            )
-    console.print(table)
-    received, added = bytes_per_waiting()
-    console.print(
-        f"a turn of {CONTEXT} tokens that waits: {received / 1e3:.1f} kB as it was received, "
-        f"{added / 1e3:.1f} kB beside that"
-    )
-    for rows in (16,):
-        medians = measure_steps(rows, decode_steps)
-        whole = medians["step"]
-        outside = medians["batch as tensors"] + medians["all else"]
-        parts = ", ".join(
-            f"{name} {ms:.2f} ms ({ms / whole:.1%})"
-            for name, ms in medians.items()
-            if name != "step"
-        )
-        console.print(f"decode step of {rows} rows: {whole:.1f} ms: {parts}")
-        console.print(f"neither model nor sampling nor communication: {outside / whole:.1%}")
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("scheduler", total=NUM_PARTS)
+        found = measure(steps, decode_steps, lambda: progress.advance(task))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(found, indent=1)
+        (out / "scheduler.json").write_text(text + "\n", encoding="utf-8")
+    show(found, console)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from interlace.comm.driver import run_blocking
 from interlace.comm.journal import StepRecord
 from interlace.moe import kernels
 from interlace.moe.config import read_config
-from interlace.moe.linear import Linear
+from interlace.moe.linear import Linear, keep_to_row_stable_kernels
 from interlace.moe.sampling_params import SamplingParams
 from interlace.rollout.config_file import load_config
 from interlace.rollout.inbox import Inbox
@@ -25,6 +25,7 @@ from interlace.rollout.launch.processes import ProcessTransport
 from interlace.rollout.messages import TurnRequest
 
 from .parts import Work, watched
+from .reading import read_bytes_per_s
 from .stopwatch import Stopwatch
 
 EDGE = 3
@@ -74,8 +75,7 @@ def ceilings(drive: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
     if kernels.instructions():
         own, x = Linear(torch.randn(size, size).bfloat16()), torch.randn(size, size).bfloat16()
         flops["own bfloat16"] = 2 * size**3 / drive(lambda: own(x))
-    block = torch.ones(256 * 1024 * 1024 // 4)
-    return {**flops, "bytes": block.nbytes / drive(block.sum)}
+    return {**flops, "bytes": read_bytes_per_s(drive)}
 
 
 def least_seconds(work: Callable[[], Any], tries: int = 5) -> float:
@@ -94,6 +94,7 @@ def run_rank(
     """Steps of all shapes, by name, and the ceilings."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    keep_to_row_stable_kernels()
     with torch.inference_mode():
         found: dict[str, Any] = {"ceilings": ceilings(least_seconds)}
     config = load_config(
