@@ -3,11 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-USUAL := not hosts and not failures
 # through .src, so that ruff sees interlace.comm and not comm
 SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) tests
 
-.PHONY: rollout test test-envs lint docs firstday complaints learn trl updates test-hosts test-failures bench bench-modes bench-exactness bench-kernels bench-window bench-tags bench-scheduler profile layouts ablate peers device-check model swaps test-gpu clean
+.PHONY: rollout test test-envs lint docs firstday complaints learn trl updates test-hosts test-failures simulation bench bench-modes bench-exactness bench-kernels bench-window bench-tags bench-scheduler profile layouts ablate peers device-check model swaps test-gpu clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt comm/window.cpp $(wildcard moe/native/*)
@@ -19,9 +18,8 @@ $(READY): pyproject.toml constraints.txt comm/window.cpp $(wildcard moe/native/*
 rollout: $(READY)  ## the main job: SmolLM2-MoE on two ranks in three environments
 	$(BIN)/interlace rollout --preset demo --out out/demo
 
-test: $(READY)  ## the test suite: what runs in one process on every core, then what starts processes
-	$(BIN)/pytest -n logical --dist loadfile -m "$(USUAL) and not processes and not ray"
-	$(BIN)/pytest -m "$(USUAL) and (processes or ray)"
+test: $(READY)  ## the test suite, a file a core
+	$(BIN)/pytest -n logical --dist loadfile
 
 test-envs: $(READY)  ## install the environments that few need, and test them
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all-envs]'
@@ -43,6 +41,9 @@ firstday: $(READY)  ## every command and Python block of the documentation, in e
 
 complaints: $(READY)  ## each test of docs/complaints.md with its fix and without; five minutes
 	$(BIN)/python -m interlace.rollout.verify.complaints
+
+simulation: $(READY)  ## all 20,000 seeds of the simulation, and every mutant and fault; minutes
+	$(BIN)/pytest tests/rollout/test_verify_simulation.py -m '' -v
 
 test-failures: $(READY)  ## every way in which a rank can fail, on real jobs
 	$(BIN)/pytest tests/rollout/test_failures.py -m ''

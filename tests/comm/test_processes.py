@@ -14,7 +14,7 @@ from interlace.comm.windows import native
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-SLACK_S = 2.0
+SLACK_S = 5.0
 """Of a busy machine."""
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {

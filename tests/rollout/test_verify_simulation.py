@@ -12,6 +12,8 @@ from interlace.rollout.verify.simulation import Simulation
 
 SEEDS = 20_000
 RANGES = 10
+USUAL = 2
+"""Ranges that `make test` runs; `make simulation` runs all."""
 KEPT = [
     int(line.split()[0])
     for line in (Path(__file__).parent.parent / "seeds.txt").read_text().splitlines()
@@ -22,7 +24,13 @@ KEPT = [
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("part", range(RANGES))
+@pytest.mark.parametrize(
+    "part",
+    [
+        *range(USUAL),
+        *(pytest.param(part, marks=pytest.mark.simulation) for part in range(USUAL, RANGES)),
+    ],
+)
 def test_no_seed_finds_a_violation(part: int) -> None:
     num = SEEDS // RANGES
     tally = campaign(part * num, num)
