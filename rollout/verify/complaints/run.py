@@ -20,9 +20,11 @@ from .ended import LOG, Ended, Seen, ended, read_ends
 ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = "tests.complaints.plugin"
 _HANGS_S, _FAILS_S = 20.0, 60.0
-"""When a test without its fix is ended: the one is to hang, the other to end by itself."""
+"""When a test without its fix is ended, from when its function is called: the one is to hang, the
+other to end by itself."""
 _SLACK_S = 120.0
-"""For pytest to import everything, and to clean up after a test, on a busy machine."""
+"""For pytest to import everything and to prepare a test, and again to clean up after it, on a busy
+machine."""
 _ALL_S = 900.0
 _LOOK_S = 0.1
 _AT_A_TIME = 2
@@ -68,32 +70,42 @@ def _with_fixes(tests: Sequence[str], folder: Path, tell: Told) -> dict[str, End
             tell(f"with its fix, {number}: {end['test']}: {end['outcome']}")
         told = len(calls)
 
-    _pytest(tests, folder, _ALL_S, look, threading.Event())
+    _pytest(tests, folder, lambda seconds: seconds > _ALL_S, look, threading.Event())
     return {test: ended(folder, test) for test in tests}
 
 
 def _without(proof: Proof, folder: Path, over: threading.Event) -> Ended:
     seconds = _HANGS_S if proof.hangs else _FAILS_S
     words = [f"--disabled={proof.disabled}", f"--timeout={seconds:g}", "-x", proof.test]
-    _pytest(words, folder, seconds + _SLACK_S, lambda: None, over)
+    prepared_at: float | None = None
+
+    def too_long(now: float) -> bool:
+        nonlocal prepared_at
+        if prepared_at is None and read_ends(folder):  # the first phase of a test prepares it
+            prepared_at = now
+        return now > (_SLACK_S if prepared_at is None else prepared_at + seconds + _SLACK_S)
+
+    _pytest(words, folder, too_long, lambda: None, over)
     return ended(folder, proof.test)
 
 
 def _pytest(
     words: Sequence[str],
     folder: Path,
-    limit_s: float,
+    too_long: Callable[[float], bool],
     look: Callable[[], None],
     over: threading.Event,
 ) -> None:
-    """Run pytest with the plugin, to its end or for so many seconds, or until it is `over`."""
+    """Run pytest with the plugin, to its end or until so many seconds are `too_long`, or it is
+    `over`. Only the function of a test counts for its timeout, not what prepares it."""
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider"),
-        *("--timeout-method=signal", f"--ended={folder}", *words),
+        *("--timeout-method=signal", "-o", "timeout_func_only=true"),
+        *(f"--ended={folder}", *words),
     ]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     variables = kept | {"PYTHONPATH": str(ROOT / ".src"), "OMP_NUM_THREADS": "1"}
-    give_up_at = time.monotonic() + limit_s
+    began_at = time.monotonic()
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -105,8 +117,10 @@ def _pytest(
             start_new_session=True,
         )
         try:
-            while _runs(process) and time.monotonic() < give_up_at and not over.is_set():
+            while _runs(process) and not over.is_set():
                 look()
+                if too_long(time.monotonic() - began_at):
+                    break
             look()
         finally:
             # Also what a test without its fix may have left behind.
