@@ -14,6 +14,7 @@ import torch
 
 from interlace.comm.collectives import Exchange, perform
 
+from . import kernels
 from .placement import Placement
 from .to_device import to_device
 
@@ -43,12 +44,55 @@ class Dispatched:
         """[R, D] the experts' outputs, member 0's rows first."""
         if self.arrival_R is None:
             return y_RD
-        return torch.empty_like(y_RD).index_copy_(0, self.arrival_R, y_RD)
+        return placed(y_RD, self.arrival_R)
 
     def into_slots(self, returned: torch.Tensor) -> torch.Tensor:
         """[T, K, D] from what came back for this rank's rows, member 0's outputs first."""
-        slots = torch.empty_like(returned).index_copy_(0, self.sent_order, returned)
+        slots = placed(returned, self.sent_order)
         return slots.view(len(slots) // self.top_k, self.top_k, slots.shape[1])
+
+
+def placed(rows_RD: torch.Tensor, place_R: torch.Tensor) -> torch.Tensor:
+    """[R, D] row i at ``place_R[i]``; the places are all there are, each once."""
+    if kernels.native is None or rows_RD.device.type != "cpu":
+        return torch.empty_like(rows_RD).index_copy_(0, place_R, rows_RD)
+    if len(place_R) != len(rows_RD):
+        raise ValueError(f"{len(rows_RD)} rows for {len(place_R)} places")
+    rows_RD = rows_RD.contiguous()
+    out_RD = torch.empty_like(rows_RD)
+    kernels.native.put_rows(
+        out_RD.data_ptr(),
+        rows_RD.data_ptr(),
+        rows_RD.shape[1] * rows_RD.element_size(),
+        place_R.data_ptr(),
+        rows_RD.shape[0],
+    )
+    return out_RD
+
+
+def deal(
+    x_TD: torch.Tensor, topk_TK: torch.Tensor, num_experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[T * K] slots by expert, then by row; [X] how many each expert has; [T * K, D] their rows."""
+    x_TD, topk_TK = x_TD.contiguous(), topk_TK.contiguous()
+    num_slots, top_k = topk_TK.numel(), topk_TK.shape[1]
+    row_bytes = x_TD.shape[1] * x_TD.element_size()
+    order = torch.empty(num_slots, dtype=torch.int64)
+    counts_X = torch.empty(num_experts, dtype=torch.int64)
+    rows = x_TD.new_empty((num_slots, x_TD.shape[1]))
+    kernels.native.deal(
+        rows.data_ptr(),
+        order.data_ptr(),
+        counts_X.data_ptr(),
+        x_TD.data_ptr(),
+        row_bytes,
+        row_bytes,
+        topk_TK.data_ptr(),
+        num_slots,
+        top_k,
+        num_experts,
+    )
+    return order, counts_X, rows
 
 
 class Dispatcher(Protocol[D]):
@@ -130,7 +174,17 @@ class AllToAllDispatcher:
     def _pack(
         self, x_TD: torch.Tensor, topk_TK: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Slots sorted by expert in sending order, rows per expert, and the rows themselves."""
+        """Slots sorted by expert in sending order, rows per expert, and the rows themselves: in one
+        call where there is an extension and experts are sent in their own order."""
+        on_cpu = x_TD.device.type == "cpu"
+        if kernels.native is not None and on_cpu and self._rank_in_order_X is None:
+            return deal(x_TD, topk_TK, self._placement.num_experts)
+        return self._pack_in_torch(x_TD, topk_TK)
+
+    def _pack_in_torch(
+        self, x_TD: torch.Tensor, topk_TK: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same, operation by operation."""
         key = topk_TK.flatten()
         if self._rank_in_order_X is not None:
             key = to_device(self._rank_in_order_X, key.device)[key]

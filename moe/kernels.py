@@ -37,7 +37,7 @@ def instructions() -> str:
 
 def usable(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are kernels for such tensors."""
-    return dtype in DTYPES and device.type == "cpu" and instructions() != ""
+    return native is not None and dtype in DTYPES and device.type == "cpu" and instructions() != ""
 
 
 def can_read(*rows: torch.Tensor) -> bool:
@@ -45,10 +45,13 @@ def can_read(*rows: torch.Tensor) -> bool:
 
     It is a matter of type and width alone: how rows happen to lie must not change their bits.
     """
-    dtype = rows[0].dtype
-    return all(
-        x.dtype == dtype and usable(dtype, x.device) and x.shape[-1] % UNIT == 0 for x in rows
-    )
+    dtype, device = rows[0].dtype, rows[0].device
+    if not usable(dtype, device):
+        return False
+    for x in rows:  # noqa: SIM110 - a generator takes longer, and this is asked often
+        if x.dtype != dtype or x.device != device or x.shape[-1] % UNIT:
+            return False
+    return True
 
 
 class PackedWeight:

@@ -58,6 +58,11 @@ class Linear:
             else weight_NK.contiguous()
         )
 
+    @property
+    def own(self) -> kernels.PackedWeight | None:
+        """The weight as our own kernels read it, where they do."""
+        return self._own
+
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         if self._own is not None:
             return self._own(x_TK)

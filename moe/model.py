@@ -29,6 +29,7 @@ from .dispatch import Dispatched, Dispatcher
 from .dispatch_strategy import dispatcher_of
 from .mixture import PIECE_ROWS, MixtureLayer
 from .norm import add, add_and_norm, rms_norm
+from .router import Routing
 from .weights import LayerWeights, Weights
 
 
@@ -119,7 +120,16 @@ class Model:
         x_UD = self.embed(weights, batch)[shares.mine]
         chosen: list[torch.Tensor] = []
         in_pieces = context.preemptible and batch.num_rows >= PIECE_ROWS
+        pages = None if in_pieces or context.tp_size > 1 else context.kv.pages
         for index, layer in enumerate(weights.layers):
+            if layer.block is not None and pages is not None:
+                x_UD, h_UD, routing = layer.block(x_UD, rotation, pages, index, batch)
+                y_UD, topk_UK = await _mix(
+                    layer.mixture, context, dispatcher, f"{index}", h_UD, routing, shares.num_own
+                )
+                chosen.append(topk_UK)
+                x_UD = self.add(x_UD, y_UD)
+                continue
             rows_TX = self.pre_attention(layer, x_UD)
             if context.tp_size > 1:
                 rows_TX = torch.cat(
@@ -145,8 +155,9 @@ class Model:
                 )
             x_UD, h_UD = self.post_attention(layer, x_UD, heads)
             if isinstance(layer.feed_forward, MixtureLayer):
+                routing = layer.feed_forward.route(h_UD)
                 y_UD, topk_UK = await _mix(
-                    layer.feed_forward, context, dispatcher, f"{index}", h_UD, shares.num_own
+                    layer.mixture, context, dispatcher, f"{index}", h_UD, routing, shares.num_own
                 )
                 chosen.append(topk_UK)
             else:
@@ -274,10 +285,10 @@ async def _mix(
     dispatcher: Dispatcher[Any],
     stage: str,
     h_UD: torch.Tensor,
+    routing: Routing,
     num_own: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[U, D] what the experts add to each row, zero in padding rows, and [U, K] who they were."""
-    routing = mixture.route(h_UD)
     dispatched = await dispatcher.dispatch(stage, h_UD[:num_own], routing.topk_TK[:num_own])
     if context.preemptible and isinstance(dispatched, Dispatched):
         y_RD = await mixture.apply_preemptibly(dispatched)

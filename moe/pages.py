@@ -59,6 +59,10 @@ class Pages:
         self.places = {"key": keys, "value": values + PAGE_POSITIONS * width}
         """[64, E] where in a page each plane's elements lie."""
 
+    def address(self, layer: int) -> int:
+        """Where a layer's pages begin."""
+        return self.pool.data_ptr() + layer * self.pool.stride(0) * self.pool.element_size()
+
     def check(self, tables: torch.Tensor) -> None:
         """Raises ValueError where a table names a block that is not in the pool."""
         if not tables.numel():

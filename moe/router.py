@@ -33,8 +33,7 @@ def route(logits_TX: torch.Tensor, router: Router, bias_X: torch.Tensor | None =
     Scores are float32. Our own kernel does what has neither sigmoid nor bias nor groups; for all
     else, and elsewhere, `route_in_torch` is taken.
     """
-    plain = router.score == "softmax" and router.top_groups == router.num_groups and bias_X is None
-    if not plain or not kernels.usable(logits_TX.dtype, logits_TX.device):
+    if not is_plain(router, bias_X) or not kernels.usable(logits_TX.dtype, logits_TX.device):
         return route_in_torch(logits_TX, router, bias_X)
     num_rows, num_experts = logits_TX.shape
     logits_TX = logits_TX.contiguous()
@@ -53,6 +52,11 @@ def route(logits_TX: torch.Tensor, router: Router, bias_X: torch.Tensor | None =
         router.scale,
     )
     return Routing(topk_TK=topk_TK, weight_TK=weight_TK)
+
+
+def is_plain(router: Router, bias_X: torch.Tensor | None) -> bool:
+    """Whether it is what our own kernel does: neither sigmoid nor bias nor groups."""
+    return router.score == "softmax" and router.top_groups == router.num_groups and bias_X is None
 
 
 def route_in_torch(

@@ -6,11 +6,12 @@ Shapes: D hidden, E rotated width, V vocabulary, P positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from .attention_block import AttentionBlock
 from .checkpoint import Checkpoint
 from .config import ModelConfig, check_tp_size
 from .experts import Expert
@@ -34,6 +35,27 @@ class LayerWeights:
     post_norm_D: torch.Tensor
     feed_forward: MixtureLayer | Expert
     """Experts, or the one gated MLP of a dense layer, which every rank has whole."""
+    residual_factor: float = 1.0
+    """What attention adds to the residual is multiplied with this."""
+    block: AttentionBlock | None = field(init=False)
+    """All of it up to the experts in one call, where our kernels do that."""
+
+    def __post_init__(self) -> None:
+        block = AttentionBlock.of(
+            input_norm_D=self.input_norm_D,
+            attention=self.attention,
+            output=self.o,
+            post_norm_D=self.post_norm_D,
+            mixture=self.feed_forward,
+            factor=self.residual_factor,
+        )
+        object.__setattr__(self, "block", block)  # as every other field: made once, never changed
+
+    @property
+    def mixture(self) -> MixtureLayer:
+        """The experts of a layer that has some."""
+        assert isinstance(self.feed_forward, MixtureLayer)
+        return self.feed_forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +114,9 @@ def load_weights(
         tp_size=tp_size,
         expert_ids=tuple(expert_ids),
         embed_VD=loader.read(names.embed),
-        layers=tuple(_layer(loader, names, i, expert_ids) for i in range(config.num_layers)),
+        layers=tuple(
+            _layer(loader, names, i, expert_ids, config) for i in range(config.num_layers)
+        ),
         norm_D=loader.read(names.norm),
         head=loader.head(),
         cos_PE=cos_PE.to(device),
@@ -122,7 +146,7 @@ def next_weights(
         version=version,
         embed_VD=loader.read(names.embed),
         layers=tuple(
-            _layer(loader, names, i, weights.expert_ids) for i in range(config.num_layers)
+            _layer(loader, names, i, weights.expert_ids, config) for i in range(config.num_layers)
         ),
         norm_D=loader.read(names.norm),
         head=loader.head(),
@@ -134,7 +158,11 @@ def next_weights(
 
 
 def _layer(
-    loader: Loader, names: TensorNames, index: int, expert_ids: Sequence[int]
+    loader: Loader,
+    names: TensorNames,
+    index: int,
+    expert_ids: Sequence[int],
+    config: ModelConfig,
 ) -> LayerWeights:
     layer = names.layer(index)
     return LayerWeights(
@@ -143,4 +171,5 @@ def _layer(
         o=loader.output(layer),
         post_norm_D=loader.read(layer["post_norm"]),
         feed_forward=loader.feed_forward(index, layer, expert_ids),
+        residual_factor=config.multipliers.residual,
     )

@@ -5,6 +5,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstdlib>
+#include <cstring>
+
 #include "kernels.h"
 
 namespace {
@@ -247,6 +250,137 @@ METHOD(attend) {
   return next.good() ? run(kernels.attend, a) : nullptr;
 }
 
+// From a residual to its rows' experts: everything of a layer that no collective interrupts when
+// heads are not split. What each part does is its own kernel's business; this is their order.
+METHOD(attention_block) {
+  interlace::Norm<T> before = {}, after = {};
+  interlace::Product<T> qkv = {}, o = {}, router = {};
+  interlace::Heads<T> heads = {};
+  interlace::Attention<T> attention = {};
+  interlace::Choice<T> choice = {};
+  after.sum = next.at<T>();
+  after.out = next.at<T>();
+  choice.ids = next.at<int64_t>();
+  choice.weights = next.at<float>();
+  after.x = before.x = next.at<const T>();
+  const int64_t rows = next.size();
+  heads.cos = next.at<const float>();
+  heads.sin = next.at<const float>();
+  heads.slots = next.at<const int64_t>();
+  attention.pages = heads.pages = next.at<T>();
+  attention.tables = next.at<const int64_t>();
+  attention.tables_stride = next.size();
+  attention.starts = next.at<const int64_t>();
+  attention.positions = next.at<const int64_t>();
+  attention.sequences = next.size();
+  const int64_t hidden = next.size();
+  before.weight = next.at<const T>();
+  qkv.packed = next.at<const T>();
+  heads.norm = next.at<const T>();
+  attention.heads = heads.heads = next.size();
+  attention.kv_heads = heads.kv_heads = next.size();
+  attention.width = heads.width = next.size();
+  attention.scale = next.real();
+  o.packed = next.at<const T>();
+  after.weight = next.at<const T>();
+  router.packed = next.at<const T>();
+  choice.experts = next.size();
+  choice.top_k = next.size();
+  choice.normalise = next.size() != 0;
+  choice.scale = next.real();
+  after.factor = next.real();
+  after.eps = before.eps = heads.eps = next.real();
+  if (!next.good()) return nullptr;
+  const int64_t width = heads.heads * heads.width;
+  qkv.outputs = width + 2 * heads.kv_heads * heads.width;
+  const int64_t row_size = hidden + qkv.outputs + 2 * width + hidden + choice.experts;
+  const size_t size = static_cast<size_t>(rows * row_size) * sizeof(T);
+  auto *scratch = static_cast<T *>(std::aligned_alloc(64, (size + 64) / 64 * 64));
+  if (scratch == nullptr) return PyErr_NoMemory();
+  before.out = scratch;
+  qkv.out = before.out + rows * hidden;
+  heads.queries = qkv.out + rows * qkv.outputs;
+  attention.out = heads.queries + rows * width;
+  o.out = attention.out + rows * width;
+  router.out = o.out + rows * hidden;
+  before.rows = after.rows = qkv.rows = o.rows = router.rows = rows;
+  heads.rows = choice.rows = rows;
+  before.x_stride = after.x_stride = before.width = after.width = hidden;
+  qkv.x = before.out, qkv.x_stride = qkv.inputs = hidden, qkv.out_stride = qkv.outputs;
+  heads.qkv = qkv.out, heads.qkv_stride = qkv.outputs;
+  attention.queries = heads.queries;
+  o.x = attention.out, o.x_stride = o.inputs = width, o.out_stride = o.outputs = hidden;
+  after.y = o.out;
+  router.x = after.out, router.x_stride = router.inputs = hidden;
+  router.out_stride = router.outputs = choice.experts;
+  choice.logits = router.out, choice.logits_stride = choice.experts;
+  bool good = true;
+  Py_BEGIN_ALLOW_THREADS;
+  kernels.norm(before);
+  good = kernels.multiply(qkv) && kernels.turn_heads(heads) && kernels.attend(attention) &&
+         kernels.multiply(o);
+  if (good) {
+    kernels.norm(after);
+    good = kernels.multiply(router) && kernels.choose(choice);
+  }
+  Py_END_ALLOW_THREADS;
+  std::free(scratch);
+  return done(good);
+}
+
+// Rows dealt out by expert: for each expert in its order the rows that go to it, by row and slot.
+PyObject *deal(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
+  Arguments next(args, nargs, 10);
+  char *to = next.at<char>();
+  int64_t *order = next.at<int64_t>(), *counts = next.at<int64_t>();
+  const char *rows = next.at<const char>();
+  const int64_t row_bytes = next.size(), stride_bytes = next.size();
+  const int64_t *ids = next.at<const int64_t>();
+  const int64_t num_ids = next.size(), top_k = next.size();
+  const int64_t experts = next.size();
+  if (!next.good()) return nullptr;
+  auto *place = static_cast<int64_t *>(std::calloc(static_cast<size_t>(experts) + 1, 8));
+  if (place == nullptr) return PyErr_NoMemory();
+  bool good = true;
+  for (int64_t nth = 0; nth < num_ids; nth++) {
+    good = good && ids[nth] >= 0 && ids[nth] < experts;
+    if (good) place[ids[nth] + 1]++;
+  }
+  if (good) {
+    for (int64_t expert = 0; expert < experts; expert++) {
+      counts[expert] = place[expert + 1];
+      place[expert + 1] += place[expert];
+    }
+    for (int64_t nth = 0; nth < num_ids; nth++) {
+      const int64_t at = place[ids[nth]]++;
+      order[at] = nth;
+      std::memcpy(to + at * row_bytes, rows + nth / top_k * stride_bytes,
+                  static_cast<size_t>(row_bytes));
+    }
+  }
+  std::free(place);
+  if (good) Py_RETURN_NONE;
+  PyErr_Format(PyExc_ValueError, "an id that is none of %lld experts'",
+               static_cast<long long>(experts));
+  return nullptr;
+}
+
+// Rows put to their places: row i to places[i].
+PyObject *put_rows(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
+  Arguments next(args, nargs, 5);
+  char *to = next.at<char>();
+  const char *rows = next.at<const char>();
+  const int64_t row_bytes = next.size();
+  const int64_t *places = next.at<const int64_t>();
+  const int64_t count = next.size();
+  if (!next.good()) return nullptr;
+  for (int64_t nth = 0; nth < count; nth++) {
+    std::memcpy(to + places[nth] * row_bytes, rows + nth * row_bytes,
+                static_cast<size_t>(row_bytes));
+  }
+  Py_RETURN_NONE;
+}
+
 PyObject *instructions(PyObject *module, PyObject *) {
   auto *kernels = *static_cast<const interlace::Kernels **>(PyModule_GetState(module));
   return PyUnicode_FromString(kernels == nullptr ? "" : kernels->name);
@@ -263,6 +397,9 @@ PyObject *panel(PyObject *module, PyObject *) {
        reinterpret_cast<void (*)()>(by_size<name<bf16>, name<float>, wanted>)),          \
    METH_FASTCALL, nullptr}
 
+#define PLAIN(name) \
+  {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(name)), METH_FASTCALL, nullptr}
+
 PyMethodDef methods[] = {
     {"instructions", instructions, METH_NOARGS, nullptr},
     {"panel", panel, METH_NOARGS, nullptr},
@@ -274,6 +411,9 @@ PyMethodDef methods[] = {
     TYPED(mix, 6),
     TYPED(turn_heads, 13),
     TYPED(attend, 12),
+    TYPED(attention_block, 32),
+    PLAIN(deal),
+    PLAIN(put_rows),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.moe.driving import Op, run_together
 
-from interlace.moe.dispatch import AllToAllDispatcher
+from interlace.moe import kernels
+from interlace.moe.dispatch import AllToAllDispatcher, deal, placed
 from interlace.moe.placement import Placement
 
 NUM_EXPERTS, TOP_K, WIDTH = 6, 3, 5
@@ -52,6 +54,30 @@ def test_every_output_comes_back_to_its_slot(owners: list[int], rows: list[int],
     for rank, (_, counts) in enumerate(results):
         assert list(counts) == [total[expert] for expert in placement.experts_of(rank)]
     assert program == [("Exchange", "ep", f"0.{s}") for s in ("counts", "dispatch", "combine")]
+
+
+@pytest.mark.skipif(kernels.native is None, reason="there is no extension")
+@pytest.mark.parametrize("num_rows", [0, 1, 7])
+def test_rows_are_dealt_out_as_in_torch(num_rows: int) -> None:
+    dispatcher = AllToAllDispatcher(placement=Placement.contiguous(NUM_EXPERTS, 2), ep_rank=0)
+    generator = torch.Generator().manual_seed(num_rows)
+    x_TD = torch.randn(num_rows, 2 * WIDTH, generator=generator)[:, ::2]
+    topk_TK = choose(num_rows, generator)
+    found = deal(x_TD, topk_TK, NUM_EXPERTS)
+    expected = dispatcher._pack_in_torch(x_TD, topk_TK)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    order, _, rows = found
+    assert torch.equal(placed(rows, order), x_TD.repeat_interleave(TOP_K, dim=0))
+
+
+@pytest.mark.skipif(kernels.native is None, reason="there is no extension")
+def test_what_does_not_fit_is_refused_before_memory_is_touched() -> None:
+    rows, one = torch.zeros(3, WIDTH), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="3 rows for 1 places"):
+        placed(rows, one)
+    with pytest.raises(ValueError, match="an id that is none of 6 experts'"):
+        deal(rows[:1], one[:, None] + NUM_EXPERTS, NUM_EXPERTS)
 
 
 def test_experts_are_placed_in_equal_runs() -> None:

@@ -146,6 +146,8 @@ def test_the_self_test_finds_this_machine_exact(
 class BatchDependent:
     """A product that changes with the number of its rows, as careless kernels do."""
 
+    own = None
+
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
 

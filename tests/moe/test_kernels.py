@@ -12,6 +12,7 @@ from tests.moe.driving import Ranks
 from tests.moe.ways import WAYS, whole
 
 from interlace.moe import kernels
+from interlace.moe.alone import forward_alone
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.experts import Expert, apply_experts
 from interlace.moe.linear import HeadwiseLinear, Linear, padded_linear
@@ -248,6 +249,36 @@ def test_outputs_are_added_up_to_the_bits_of_torch(noise: Noise, top_k: int) -> 
     y_TKD, weight_TK = noise(11, top_k, 64), torch.rand(11, top_k)
     expected = weighted_sum(y_TKD, weight_TK).to(y_TKD.dtype)
     assert torch.equal(layer.total(y_TKD[:, 0], y_TKD, weight_TK), expected)
+
+
+@built
+def test_a_layer_in_one_call_gives_the_bits_of_its_parts(
+    tiny: tuple[Path, ModelConfig], dtype: torch.dtype
+) -> None:
+    folder, config = tiny
+    ids = Placement.contiguous(config.num_experts, 1).experts_of(0)
+    weights = load_weights(folder, config, expert_ids=ids, dtype=dtype)
+    apart = tuple(replace(layer) for layer in weights.layers)
+    for layer in apart:
+        object.__setattr__(layer, "block", None)
+    tokens = [(i * 31 + 5) % 320 for i in range(90)]
+    found = forward_alone(config, weights, tokens)
+    expected = forward_alone(config, replace(weights, layers=apart), tokens)
+    assert torch.equal(found.logits_SV, expected.logits_SV)
+    assert torch.equal(found.experts_TLK, expected.experts_TLK)
+
+
+@built
+@pytest.mark.parametrize("model", ["qwen3_moe", "mixtral", "olmoe"])
+def test_layers_are_in_one_call_where_all_parts_are_our_kernels(
+    tiny_folders: dict[str, Path], dtype: torch.dtype, model: str
+) -> None:
+    folder = tiny_folders[model]
+    config = read_config(folder)
+    for tp_size in (1, 2):
+        weights = load_weights(folder, config, expert_ids=(0,), dtype=dtype, tp_size=tp_size)
+        blocks = [layer.block is not None for layer in weights.layers]
+        assert all(blocks) if tp_size == 1 and model != "olmoe" else not any(blocks)
 
 
 @built
