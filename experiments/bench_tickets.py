@@ -14,7 +14,8 @@ The first two run in each process alone. Printed are the least and the median of
     python experiments/bench_tickets.py
     python experiments/bench_tickets.py --profile     # the first arm by function, too
 
-Expect 20 us a ticket warm, twice that cold.
+Expect 15 us a ticket warm and 25 cold where nothing else runs; the least counts, the median shows
+what else ran.
 """
 
 from __future__ import annotations
