@@ -6,8 +6,8 @@ rows that a shape names. Times are CPU seconds of a rank, so that what else the 
 little; of all steps of a shape the quarter that took least is averaged, part by part. Only waiting
 is wall time, and stands apart. Beside products, experts and attention stand the FLOPs and bytes
 that they cannot do without, counted in the same run, and the share of the ceilings that they reach:
-the arithmetic of the fastest large product seen and the reading of 256 MiB, measured by all ranks
-at once.
+the arithmetic of the fastest large product seen (torch's without matrix tiles, as in a rank) and
+the reading of 256 MiB, measured by all ranks at once.
 
 Expect experts and products to be most of every step, at 90 % of a ceiling in prefill, and what is
 neither arithmetic nor waiting to be a tenth of a decode step of 16 rows.
@@ -48,8 +48,8 @@ SHAPES = (
     Shape(path="prefill", rows=384, context=384, steps=12),
     Shape(path="prefill", rows=512, context=512, steps=12),
 )
-COMPUTED = ("products", "experts", "attention")
-DARK = ("products", "sampling", "dispatch", "Python")
+COMPUTED = ("products", "experts", "block", "attention")
+DARK = ("products", "block", "sampling", "dispatch", "Python")
 FEWEST = 3
 """Steps that an average is taken of, at least."""
 
@@ -93,6 +93,8 @@ def averaged(ranks: Sequence[Steps], flops: float, num_bytes: float) -> dict[str
     }
     computed = {}
     for part in COMPUTED:
+        if not parts[part]:
+            continue
         work = {
             kind: mean(each[kind].get(part, 0.0) for each in counted) for kind in ("flops", "bytes")
         }

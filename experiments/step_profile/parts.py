@@ -11,6 +11,7 @@ from interlace.comm import agreement, driver
 from interlace.comm.window import WindowCommunicator
 from interlace.comm.window_channel import ByteCommunicator
 from interlace.moe import grouped_query, mixture, model
+from interlace.moe.attention_block import AttentionBlock
 from interlace.moe.batch import Batch
 from interlace.moe.config import ModelConfig
 from interlace.moe.dispatch import AllToAllDispatcher
@@ -27,6 +28,7 @@ from .stopwatch import REST, Stopwatch
 PARTS = {
     "products": "#2d6cb5",
     "experts": "#7aa6d8",
+    "block": "#24785a",
     "attention": "#3a9d78",
     "heads": "#9fd3bd",
     "routing": "#b59b2f",
@@ -39,7 +41,8 @@ PARTS = {
     "scheduling": "#8b95a1",
     REST: "#4b5563",
 }
-"""Each with its colour, in the order in which they are shown."""
+"""Each with its colour, in the order in which they are shown. `block` is all of a layer up to its
+experts, where that is one call: its products, heads, attention, norms and routing."""
 
 
 class Work:
@@ -49,6 +52,10 @@ class Work:
         assert config.mixture is not None
         assert isinstance(config.attention, GroupedQuery)
         self._expert_size, self._attention = config.mixture.expert_size, config.attention
+        heads = 2 * (config.attention.num_heads + config.attention.num_kv_heads)
+        self._block_size = config.hidden_size * (
+            heads * config.attention.head_dim + config.num_experts
+        )
         self.on = False
         self.flops: dict[str, float] = defaultdict(float)
         self.bytes: dict[str, float] = defaultdict(float)
@@ -70,11 +77,25 @@ class Work:
         self._add("experts", 2.0 * len(x_RD) * size, 2.0 * busy * size)
 
     def attend(self, q_THE: Any, pages: Any, layer: int, batch: Batch, *, scale: float) -> None:
+        self._add("attention", *self._attended(batch))
+
+    def block(
+        self, block: AttentionBlock, x_TD: Any, rotation: Any, pages: Any, index: int, batch: Batch
+    ) -> None:
+        if len(x_TD):
+            flops, num_bytes = self._attended(batch)
+            size = float(self._block_size)
+            self._add("block", 2 * len(x_TD) * size + flops, 2 * size + num_bytes)
+
+    def _attended(self, batch: Batch) -> tuple[float, float]:
+        """FLOPs and bytes of keys and values of one layer."""
+        sizes = self._attention
         seen = float((batch.positions[: batch.num_rows] + 1).sum())
         context = float(batch.context_lens.sum())
-        num_heads, width = q_THE.shape[1:]
-        heads = self._attention.num_kv_heads
-        self._add("attention", 4 * seen * num_heads * width, 4 * context * heads * width)
+        return (
+            4 * seen * sizes.num_heads * sizes.head_dim,
+            4 * context * sizes.num_kv_heads * sizes.head_dim,
+        )
 
     def _add(self, part: str, flops: float, num_bytes: float) -> None:
         self.flops[part] += flops
@@ -108,6 +129,8 @@ def watched(watch: Stopwatch, work: Work) -> Iterator[None]:
         product = work.counted(work.product, Linear.__call__)
         apply = work.counted(work.experts, apply_experts)
         attend = work.counted(work.attend, paged_attention)
+        block = work.counted(work.block, AttentionBlock.__call__)
+        put(AttentionBlock, "__call__", watch.of("block", block))
         put(Linear, "__call__", watch.of("products", product))
         put(mixture, "apply_experts", watch.of("experts", apply))
         put(grouped_query, "paged_attention", watch.of("attention", attend))
