@@ -262,7 +262,7 @@ class SchedulerSection(Section):
         default=512, ge=1, description="KV cache of a rank, in blocks of 64 tokens."
     )
     chunk_steps: int = Field(
-        default=3, ge=1, description="Steps a prefill chunk may span while anybody decodes."
+        default=2, ge=1, description="Steps a prefill chunk may span while anybody decodes."
     )
     start_tokens: int = Field(
         default=1, ge=1, description="A chunk starts once so many tokens wait on a rank, ..."

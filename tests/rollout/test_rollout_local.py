@@ -166,7 +166,7 @@ def test_another_seed_is_another_digest(reference: str) -> None:
 
 def test_decode_waits_much_shorter_than_in_serial() -> None:
     _, serial = played("mode=serial")
-    _, multiplexed = played("mode=multiplexed")
+    _, multiplexed = played("mode=multiplexed", "scheduler.chunk_steps=3")
     # the tiny program has 12 boundaries, chunk_steps 3: at most 4 between two decode tickets
     assert multiplexed.decode_gap_max <= 4
     assert serial.decode_gap_max >= 3 * multiplexed.decode_gap_max
