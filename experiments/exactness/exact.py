@@ -17,6 +17,7 @@ from interlace.moe.model import ForwardOutput, Model
 from interlace.moe.paged_attention import paged_attention, turn_heads
 from interlace.moe.placement import Placement
 from interlace.moe.program import echo_result
+from interlace.moe.router import Routing
 from interlace.moe.weights import LayerWeights, Weights, load_weights
 
 
@@ -83,6 +84,15 @@ class ExactParts:
         )
         scale = attention.sizes.scale
         return paged_attention(q_THE, pages, index, self.batch, scale=scale).flatten(1)
+
+    def whole_block(
+        self, index: int, x_TD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Routing]:
+        """All of a layer up to its experts in one call: residual, its norm, who they go to."""
+        pages, block = self._exact.cache.pages, self._exact.weights.layers[index].block
+        assert pages is not None
+        assert block is not None
+        return block(x_TD, self.rotation, pages, index, self.batch)
 
     def experts(self, h_TD: torch.Tensor) -> None:
         """Routing, the way to the experts, the experts, the way back and the sum."""

@@ -88,8 +88,8 @@ class LooseBatch:
             self._attend(name, index, qkv_RX, parts)
 
     def experts(self, name: str, h_RD: torch.Tensor) -> None:
-        for layer in self._model.layers:
-            layer.experts(name, h_RD)
+        for layer, exact in zip(self._model.layers, self._exact.weights.layers, strict=True):
+            layer.experts(name, h_RD, mixture_of(exact).route(h_RD))
 
     def forward(self, ways: Ways, description: Description) -> torch.Tensor:
         """[S, V] float32 logits of the sampled rows."""
@@ -99,11 +99,15 @@ class LooseBatch:
         for index, (layer, exact) in enumerate(
             zip(self._model.layers, weights.layers, strict=True)
         ):
-            qkv_RX = layer.qkv[ways.products](rms_norm(x_RD, exact.input_norm_D, eps))
-            heads = self._attend(ways.attention, index, qkv_RX, parts)
-            o_RD = layer.o[ways.products](heads)
-            x_RD, h_RD = add_and_norm(x_RD, o_RD, exact.post_norm_D, factor=1, eps=eps)
-            x_RD = x_RD + layer.experts(ways.experts, h_RD)
+            if ways.fused and exact.block is not None:
+                x_RD, h_RD, routing = parts.whole_block(index, x_RD)
+            else:
+                qkv_RX = layer.qkv[ways.products](rms_norm(x_RD, exact.input_norm_D, eps))
+                heads = self._attend(ways.attention, index, qkv_RX, parts)
+                o_RD = layer.o[ways.products](heads)
+                x_RD, h_RD = add_and_norm(x_RD, o_RD, exact.post_norm_D, factor=1, eps=eps)
+                routing = mixture_of(exact).route(h_RD)
+            x_RD = x_RD + layer.experts(ways.experts, h_RD, routing)
         rows = rms_norm(x_RD.index_select(0, parts.batch.sample_rows), weights.norm_D, eps)
         return self._model.head[ways.head](rows).float()
 

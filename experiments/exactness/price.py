@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from .counted import bytes_of_one_row, flops
 from .exact import Exact, attention_of
 from .loose import Loose, LooseBatch
 from .shape import Shape
-from .ways import Ways
+from .ways import OWN, Ways
 
 Work = Callable[[], object]
 
@@ -118,15 +119,17 @@ class Inputs:
 
 
 def fastest(loose: Loose, batch: LooseBatch, shape: Shape, inputs: Inputs) -> Ways:
-    """For every part the way that took least, our own exact kernels among them."""
-    parts = batch.parts(shape.description(8))
+    """For every part the way that took least, our own exact kernels among them; those for all up to
+    the experts if they take less in one call than the fastest parts."""
+    description = shape.description(8)
+    parts = batch.parts(description)
 
     def least(names: Sequence[str], work: Callable[[str], object]) -> str:
         turns = by_turns([lambda n=name: work(n) for name in names], 3)  # type: ignore[misc]
         return min(zip(map(min, turns), names, strict=True))[1]
 
     layer = loose.layers[0]
-    return Ways(
+    apart = Ways(
         products=least(list(layer.qkv), lambda name: batch.products(name, inputs.x, inputs.heads)),
         head=least(list(loose.head), lambda name: loose.head[name](inputs.sampled)),
         attention=least(
@@ -134,6 +137,8 @@ def fastest(loose: Loose, batch: LooseBatch, shape: Shape, inputs: Inputs) -> Wa
         ),
         experts=least(layer.experts.names(), lambda name: batch.experts(name, inputs.x)),
     )
+    together = {"apart": apart, "fused": replace(apart, products=OWN, attention=OWN)}
+    return together[least([*together], lambda name: batch.forward(together[name], description))]
 
 
 def by_turns(works: Sequence[Work], rounds: int) -> list[list[float]]:

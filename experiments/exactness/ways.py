@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from interlace.moe.dispatch import deal, placed
 from interlace.moe.experts import apply_experts
 from interlace.moe.linear import Linear, can_pack
 from interlace.moe.mixture import MixtureLayer
+from interlace.moe.router import Routing
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,6 +34,11 @@ class Ways:
     head: str = OWN
     attention: str = OWN
     experts: str = OWN
+
+    @property
+    def fused(self) -> bool:
+        """Whether our one call for all up to the experts serves."""
+        return self.products == self.attention == OWN
 
 
 def products_of(weight_ON: torch.Tensor, own: Linear | None = None) -> dict[str, Product]:
@@ -155,25 +162,21 @@ class LooseExperts:
     def names(self) -> list[str]:
         return [OWN, ARRIVAL, *self._gates[0]]
 
-    def __call__(self, name: str, h_RD: torch.Tensor) -> torch.Tensor:
+    def __call__(self, name: str, h_RD: torch.Tensor, routing: Routing) -> torch.Tensor:
         """[R, D]"""
-        routing = self._own.route(h_RD)
         top_k = routing.topk_TK.shape[1]
-        expert = routing.topk_TK.flatten()
-        order = torch.argsort(expert)
-        counts = torch.bincount(expert, minlength=len(self._own.experts)).tolist()
-        row = order // top_k
-        rows = h_RD.index_select(0, row)
+        order, counts_X, rows = deal(h_RD, routing.topk_TK, len(self._own.experts))
+        counts = counts_X.tolist()
         if name in (OWN, ARRIVAL):
             y = apply_experts(self._own.experts, rows, counts)
         else:
             y = torch.cat([self._one(name, i, x) for i, x in enumerate(rows.split(counts))])
         if name == OWN:
-            slots = torch.empty_like(y).index_copy_(0, order, y).unflatten(0, (-1, top_k))
+            slots = placed(y, order).unflatten(0, (-1, top_k))
             return self._own.total(h_RD, slots, routing.weight_TK)
         weighted = y * routing.weight_TK.flatten()[order, None]
         out = torch.zeros_like(h_RD, dtype=torch.float32)
-        return out.index_add_(0, row, weighted).to(h_RD.dtype)
+        return out.index_add_(0, order // top_k, weighted).to(h_RD.dtype)
 
     def _one(self, name: str, expert: int, x: torch.Tensor) -> torch.Tensor:
         if not len(x):
