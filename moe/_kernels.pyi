@@ -8,6 +8,13 @@ from collections.abc import Sequence
 def instructions() -> str:
     """The instructions that the kernels use; empty where this processor runs none."""
 
+def choices() -> tuple[str, ...]:
+    """All instructions that there are kernels for and this processor runs, the best first."""
+
+def use(instructions: str, /) -> None:
+    """From now on the kernels for these, which are one of `choices`. What was packed before is to
+    be packed again, and nothing else may be computing."""
+
 def panel() -> int:
     """Outputs that lie side by side in a packed weight."""
 

@@ -1,9 +1,10 @@
 """Our own kernels for CPUs, in bfloat16 and float32: where they can be used, and weights in their
 order.
 
-They are C++ (`native/`), built where there is a compiler and used where the processor has AVX2 or
-AVX-512 with bfloat16. What they do, torch does elsewhere: each caller has both, side by side. The
-sums of a row have a fixed order, so equal rows give equal bits whatever else is in the batch.
+They are C++ (`native/`), built where there is a compiler and used where the processor has AVX2,
+AVX-512 with bfloat16, or matrix tiles (AMX) too. What they do, torch does elsewhere: each caller
+has both, side by side. The sums of a row have a fixed order, so equal rows give equal bits whatever
+else is in the batch.
 
 Shapes: T rows, K inputs, N outputs, R rows sorted by expert, D hidden, I width of an expert.
 """

@@ -17,6 +17,9 @@ namespace {
 //
 #include "staged_wide.h"
 //
+#include "packed.h"
+#include "sums.h"
+//
 #include "product.h"
 //
 #include "attention.h"

@@ -15,9 +15,13 @@ namespace {
 #include "scratch.h"
 #include "vectors_avx512.h"
 //
+#include "staged_as_is.h"
 #include "tiles_dot.h"
 //
 #include "tiles_avx512.h"
+//
+#include "packed.h"
+#include "sums.h"
 //
 #include "product.h"
 //

@@ -20,6 +20,9 @@ namespace {
 //
 #include "tiles_avx512.h"
 //
+#include "packed.h"
+#include "sums.h"
+//
 #include "product.h"
 //
 #include "attention.h"

@@ -1,8 +1,8 @@
 // What an instruction set offers to the module: one table of functions over raw pointers.
 //
 // T is the type of all matrices, bfloat16 or float32; all sums are float32. An output element is
-// summed over its inputs in ascending order, whatever the number of rows: that is what makes equal
-// rows equal bits.
+// summed over its inputs in one order, whatever the number of rows: that is what makes equal rows
+// equal bits.
 
 #pragma once
 
@@ -123,5 +123,10 @@ struct Kernels {
 const Kernels *avx2_kernels();
 const Kernels *avx512_kernels();
 const Kernels *avx512_wide_kernels();
+const Kernels *amx_kernels();
+
+// Whether this processor has matrix tiles for bfloat16 and the system lets this process use them; from
+// then on it may. To be asked before `amx_kernels` are called.
+bool ask_for_tiles();
 
 }  // namespace interlace

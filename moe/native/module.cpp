@@ -14,7 +14,11 @@ namespace {
 
 using interlace::bf16;
 
-const interlace::Kernels *best() {
+constexpr int MOST_KERNELS = 4;
+
+// Fills `found` with the kernels that this processor runs, the best first; returns how many.
+int runnable(const interlace::Kernels *(&found)[MOST_KERNELS]) {
+  int count = 0;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -22,13 +26,16 @@ const interlace::Kernels *best() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512bf16");
   if (avx2 && avx512) {
+    if (interlace::ask_for_tiles()) found[count++] = interlace::amx_kernels();
     // Intel's take two cycles for a product of pairs, in which two float32 products are done twice.
     const bool pairs_are_slow = __builtin_cpu_is("intel");
-    return pairs_are_slow ? interlace::avx512_wide_kernels() : interlace::avx512_kernels();
+    const auto *wide = interlace::avx512_wide_kernels(), *pairs = interlace::avx512_kernels();
+    found[count++] = pairs_are_slow ? wide : pairs;
+    found[count++] = pairs_are_slow ? pairs : wide;
   }
-  if (avx2) return interlace::avx2_kernels();
+  if (avx2) found[count++] = interlace::avx2_kernels();
 #endif
-  return nullptr;
+  return count;
 }
 
 // The arguments of one call, taken in order: addresses and sizes, or floats.
@@ -386,6 +393,33 @@ PyObject *instructions(PyObject *module, PyObject *) {
   return PyUnicode_FromString(kernels == nullptr ? "" : kernels->name);
 }
 
+// All names that `use` takes, the best first.
+PyObject *choices(PyObject *, PyObject *) {
+  const interlace::Kernels *found[MOST_KERNELS];
+  const int count = runnable(found);
+  PyObject *names = PyTuple_New(count);
+  for (int nth = 0; names != nullptr && nth < count; nth++) {
+    PyObject *name = PyUnicode_FromString(found[nth]->name);
+    if (name == nullptr) Py_CLEAR(names);
+    if (name != nullptr) PyTuple_SET_ITEM(names, nth, name);
+  }
+  return names;
+}
+
+PyObject *use(PyObject *module, PyObject *name) {
+  const char *wanted = PyUnicode_AsUTF8(name);
+  if (wanted == nullptr) return nullptr;
+  const interlace::Kernels *found[MOST_KERNELS];
+  const int count = runnable(found);
+  for (int nth = 0; nth < count; nth++) {
+    if (std::strcmp(found[nth]->name, wanted) != 0) continue;
+    *static_cast<const interlace::Kernels **>(PyModule_GetState(module)) = found[nth];
+    Py_RETURN_NONE;
+  }
+  PyErr_Format(PyExc_ValueError, "no kernels with %s run here", wanted);
+  return nullptr;
+}
+
 PyObject *panel(PyObject *module, PyObject *) {
   const interlace::Kernels *kernels = kernels_of(module);
   return kernels == nullptr ? nullptr : PyLong_FromLongLong(kernels->panel);
@@ -402,6 +436,8 @@ PyObject *panel(PyObject *module, PyObject *) {
 
 PyMethodDef methods[] = {
     {"instructions", instructions, METH_NOARGS, nullptr},
+    {"choices", choices, METH_NOARGS, nullptr},
+    {"use", use, METH_O, nullptr},
     {"panel", panel, METH_NOARGS, nullptr},
     TYPED(pack, 6),
     TYPED(multiply, 8),
@@ -418,7 +454,9 @@ PyMethodDef methods[] = {
 };
 
 int prepare(PyObject *module) {
-  *static_cast<const interlace::Kernels **>(PyModule_GetState(module)) = best();
+  const interlace::Kernels *found[MOST_KERNELS];
+  const bool any = runnable(found) > 0;
+  *static_cast<const interlace::Kernels **>(PyModule_GetState(module)) = any ? found[0] : nullptr;
   return 0;
 }
 

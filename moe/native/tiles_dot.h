@@ -1,26 +1,4 @@
-// Tiles of a product with AVX-512's products of pairs of bfloat16; rows are read as they are.
-
-template <class T>
-using Staged = T;
-
-template <class T>
-inline int64_t staged_stride(int64_t, int64_t stride) {
-  return stride;
-}
-template <class T>
-inline int64_t staged_size(int64_t, int64_t) {
-  return 0;
-}
-template <class T>
-inline const T *stage(T *, const T *x, int64_t, int64_t, int64_t) {
-  return x;
-}
-// Puts 16 values where a tile reads them, and says which values it will read.
-template <class T>
-inline Vec stage(T *to, Vec v) {
-  narrow(to, v);
-  return widen(to);
-}
+// Tiles of a product with AVX-512's products of pairs of bfloat16.
 
 // A run of one row's inputs for all lanes, a run of each lane's own, and their products added up.
 inline __m512 spread(const float *run) { return _mm512_set1_ps(*run); }

@@ -63,8 +63,8 @@ def test_a_row_of_a_product_is_the_same_for_every_number_of_rows(
     num_inputs, num_outputs = shape
     half_NK, half_TK = noise(num_outputs, num_inputs // 2), noise(310, num_inputs // 2)
     # All that is left of these sums is their rounding: another order is another number.
-    linear = kernels.PackedWeight(torch.cat((half_NK, -half_NK), dim=1))
-    x_TK = torch.cat((half_TK, half_TK), dim=1)
+    linear = kernels.PackedWeight(torch.cat((half_NK, -half_NK.flip(1)), dim=1))
+    x_TK = torch.cat((half_TK, half_TK.flip(1)), dim=1)
     expected = linear(x_TK)
     assert bool(expected.any()) == (num_inputs > 2 or dtype == torch.float32)
     for count in COUNTS:

@@ -1,0 +1,56 @@
+// The sums of a product with a packed weight, on vector registers.
+
+// Rows whose staged form stays in the second-level cache while all columns pass by.
+template <class T>
+inline int64_t rows_of_block(int64_t inputs) {
+  const int64_t fitting = BLOCK_BYTES / static_cast<int64_t>(sizeof(Staged<T>)) / inputs;
+  return greater(4 * MAX_ROWS, lesser(64 * MAX_ROWS, fitting / MAX_ROWS * MAX_ROWS));
+}
+
+// A tile's sums. In float32 every STRETCH inputs are summed alone and then added up, which leaves
+// long sums less of their rounding; what bfloat16 rounds away is far more.
+template <class T>
+inline void sum_tile(int64_t rows, int64_t units, const Staged<T> *x, int64_t stride,
+                     const T *packed, int64_t unit_size, int64_t inputs, float *sums) {
+  const Tile<T> tile = tile_of<T>(rows, units);
+  if (sizeof(T) < sizeof(float) || inputs <= STRETCH) {
+    tile(x, stride, packed, unit_size, inputs, sums);
+    return;
+  }
+  alignas(64) float more[MAX_ROWS * MAX_UNITS * UNIT];
+  const int64_t wide = lesser(PANEL, units * UNIT);
+  tile(x, stride, packed, unit_size, STRETCH, sums);
+  for (int64_t at = STRETCH; at < inputs; at += STRETCH) {
+    const int64_t now = lesser(STRETCH, inputs - at);
+    tile(x + at, stride, packed + at * wide, unit_size, now, more);
+    for (int64_t row = 0; row < rows; row++) {
+      for (int64_t nth = 0; nth < units * UNIT; nth += UNIT) {
+        float *to = sums + row * MAX_UNITS * UNIT + nth;
+        store(to, add(load(to), load(more + row * MAX_UNITS * UNIT + nth)));
+      }
+    }
+  }
+}
+
+// Calls finish(row, rows, unit, units, sums) for every tile of the product; row `i` of its sums
+// begins at `sums + i * MAX_UNITS * UNIT`. All rows meet MAX_UNITS units before the next ones.
+template <class T, class Finish>
+inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, const T *packed,
+                            int64_t outputs, int64_t inputs, const Finish &finish) {
+  alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT];
+  const int64_t units = padded(outputs) / UNIT;
+  for (int64_t group = 0; group < units; group += MAX_UNITS) {
+    const int64_t end = lesser(group + MAX_UNITS, units);
+    for (int64_t row = 0; row < rows;) {
+      const int64_t high = height_of_tile(rows - row);
+      for (int64_t unit = group; unit < end;) {
+        const int64_t now = lesser(units_at_once(high), end - unit);
+        sum_tile<T>(high, now, x + row * stride, stride, packed + unit * UNIT * inputs,
+                    UNIT * inputs, inputs, sums);
+        finish(row, high, unit, now, sums);
+        unit += now;
+      }
+      row += high;
+    }
+  }
+}
