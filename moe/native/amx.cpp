@@ -37,6 +37,8 @@ namespace {
 #include "sums_amx.h"
 //
 #include "product.h"
+//
+#include "attention.h"
 
 // Tiles are a thread's, and nobody else's who computes in it: they are given back after each call.
 template <class Job, bool (*kernel)(const Job &)>
@@ -51,6 +53,7 @@ Kernels table() {
   kernels.name = "AMX BF16";
   kernels.of_bf16.multiply = on_tiles<Product<bf16>, multiply<bf16>>;
   kernels.of_bf16.experts = on_tiles<ExpertPass<bf16>, experts<bf16>>;
+  kernels.of_bf16.attend = on_tiles<Attention<bf16>, attend<bf16>>;
   return kernels;
 }
 

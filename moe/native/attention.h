@@ -24,7 +24,7 @@ inline void prefetch(const T *page, int64_t elements) {
 
 // Lets rows [first, first + count) meet one page; `seen[i]` of its positions are for row i.
 template <class T>
-inline void meet(const Rows<T> &rows, int64_t first, int64_t count, const int64_t *seen,
+inline void meet(Shaped &shaped, const Rows<T> &rows, int64_t first, int64_t count, const int64_t *seen,
                  const T *keys, int64_t width, float scale) {
   alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT], scores[MAX_ROWS * BLOCK];
   alignas(64) Staged<T> weights[MAX_ROWS * BLOCK];
@@ -35,7 +35,8 @@ inline void meet(const Rows<T> &rows, int64_t first, int64_t count, const int64_
   const int64_t needed = (most + PANEL - 1) / PANEL * PANEL / UNIT;
   for (int64_t unit = 0; unit < needed;) {
     const int64_t now = lesser(units_at_once(count), needed - unit);
-    tile_of<T>(count, now)(queries, width, keys + unit * UNIT * width, UNIT * width, width, sums);
+    sum_alone<T>(shaped, count, now, queries, width, keys + unit * UNIT * width, UNIT * width,
+                 width, sums);
     for (int64_t row = 0; row < count; row++) {
       for (int64_t at = 0; at < now * UNIT; at += UNIT) {
         store(scores + row * BLOCK + unit * UNIT + at,
@@ -73,7 +74,8 @@ inline void meet(const Rows<T> &rows, int64_t first, int64_t count, const int64_
   const int64_t units = width / UNIT;
   for (int64_t unit = 0; unit < units;) {
     const int64_t now = lesser(units_at_once(count), units - unit);
-    tile_of<T>(count, now)(weights, BLOCK, values + unit * UNIT * BLOCK, UNIT * BLOCK, most, sums);
+    sum_alone<T>(shaped, count, now, weights, BLOCK, values + unit * UNIT * BLOCK, UNIT * BLOCK,
+                 most, sums);
     for (int64_t row = 0; row < count; row++) {
       float *mixed = rows.mixed + (first + row) * width + unit * UNIT;
       for (int64_t at = 0; at < now * UNIT; at += UNIT) {
@@ -97,7 +99,7 @@ struct Pages {
 };
 
 template <class T>
-inline void attend_tile(const Attention<T> &a, const Rows<T> &rows, int64_t count,
+inline void attend_tile(Shaped &shaped, const Attention<T> &a, const Rows<T> &rows, int64_t count,
                         const Pages<T> &pages) {
   const int64_t last = rows.positions[count - 1] / BLOCK;
   int64_t first = 0;
@@ -111,7 +113,7 @@ inline void attend_tile(const Attention<T> &a, const Rows<T> &rows, int64_t coun
       for (int64_t nth = 0; nth < now; nth++) {
         seen[nth] = lesser(BLOCK, rows.positions[row + nth] - block * BLOCK + 1);
       }
-      meet(rows, row, now, seen, keys, a.width, a.scale);
+      meet(shaped, rows, row, now, seen, keys, a.width, a.scale);
     }
   }
 }
@@ -127,6 +129,7 @@ bool attend(const Attention<T> &a) {
   Scratch<int64_t> positions(most);
   if (!floats.good() || !gathered.good() || !staged.good() || !positions.good()) return false;
   float *mixed = floats.get(), *highest = mixed + most * a.width, *total = highest + most;
+  Shaped shaped;
   const int64_t token_size = a.heads * a.width, group_size = members * a.width;
   for (int64_t sequence = 0; sequence < a.sequences; sequence++) {
     const int64_t end = a.starts[sequence + 1];
@@ -145,7 +148,7 @@ bool attend(const Attention<T> &a) {
         for (int64_t nth = 0; nth < count * a.width; nth++) mixed[nth] = 0.0f;
         for (int64_t row = 0; row < count; row++) highest[row] = -INFINITY, total[row] = 0.0f;
         const Rows<T> rows = {queries, mixed, highest, total, positions.get()};
-        attend_tile(a, rows, count, {a, a.tables + sequence * a.tables_stride, group});
+        attend_tile(shaped, a, rows, count, {a, a.tables + sequence * a.tables_stride, group});
         for (int64_t row = 0; row < count; row++) {
           T *out = a.out + at + row / members * token_size + row % members * a.width;
           const Vec share = all(1.0f / total[row]);

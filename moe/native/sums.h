@@ -32,6 +32,15 @@ inline void sum_tile(int64_t rows, int64_t units, const Staged<T> *x, int64_t st
   }
 }
 
+// The same of one tile by itself, whose inputs are few. What the next one may find ready is in
+// `Shaped`: for tiles of vectors, nothing.
+struct Shaped {};
+template <class T>
+inline void sum_alone(Shaped &, int64_t rows, int64_t units, const Staged<T> *x, int64_t stride,
+                      const T *packed, int64_t unit_size, int64_t inputs, float *sums) {
+  tile_of<T>(rows, units)(x, stride, packed, unit_size, inputs, sums);
+}
+
 // Calls finish(row, rows, unit, units, sums) for every tile of the product; row `i` of its sums
 // begins at `sums + i * MAX_UNITS * UNIT`. All rows meet MAX_UNITS units before the next ones.
 template <class T, class Finish>

@@ -5,7 +5,7 @@
 // of 32 inputs: those of even and of odd inputs apart, in ascending order, then both. So a sum knows
 // nothing of other rows, nor of how many there are. Numbers too small to be normal count as zero.
 
-constexpr int64_t TILE_ROWS = 16;
+constexpr int64_t MAX_ROWS = 16;
 constexpr int64_t TILE_INPUTS = 32;
 
 // Bytes of rows that share the second-level cache with the panels that pass by.
@@ -14,7 +14,7 @@ constexpr int64_t TILED_BYTES = 1024 * 1024;
 template <class T>
 inline int64_t rows_of_block(int64_t inputs) {
   const int64_t fitting = TILED_BYTES / static_cast<int64_t>(sizeof(T)) / inputs;
-  return greater(4, fitting / TILE_ROWS) * TILE_ROWS;
+  return greater(4, fitting / MAX_ROWS) * MAX_ROWS;
 }
 
 // Memory is as it was written when a tile is read: the intrinsics do not say that they read it.
@@ -27,9 +27,16 @@ struct Shapes {
   uint8_t rows[16];
 };
 
+// How tiles are shaped already.
+struct Shaped {
+  int64_t height = 0, rest = 0;
+};
+
 // Tiles 0 to 3 are sums, 4 the rows' inputs and 5 those of outputs; 6 and 7 the same of the last
 // inputs where these do not fill a tile.
-inline void shape_tiles(int64_t height, int64_t rest) {
+inline void shape_tiles(Shaped &now, int64_t height, int64_t rest) {
+  if (now.height == height && (rest == 0 || rest == now.rest)) return;
+  now = {height, rest};
   Shapes shapes = {};
   shapes.palette = 1;
   for (int tile = 0; tile < 6; tile++) {
@@ -99,24 +106,37 @@ void sum_tiles(const bf16 *x, int64_t stride, const bf16 *panel, int64_t inputs,
 
 #undef MEET
 
+constexpr decltype(&sum_tiles<1>) SUM_TILES[] = {sum_tiles<1>, sum_tiles<2>, sum_tiles<3>,
+                                                 sum_tiles<4>};
+
+inline int64_t units_at_once(int64_t) { return MAX_UNITS; }
+
+// As in sums.h. Inputs that fill no run are followed by zeros in rows.
+template <class T>
+inline void sum_alone(Shaped &shaped, int64_t rows, int64_t units, const T *x, int64_t stride,
+                      const T *packed, int64_t, int64_t inputs, float *sums) {
+  inputs = (inputs + RUN<T> - 1) / RUN<T> * RUN<T>;
+  shape_tiles(shaped, rows, inputs % TILE_INPUTS);
+  SUM_TILES[units - 1](x, stride, packed, inputs, false, sums);
+}
+
 // As in sums.h. All tiles of a product have one height; the last rows meet their panel in a tile
 // that reaches back, and some get the same sums twice.
 template <class T, class Finish>
 inline void multiply_staged(const T *x, int64_t stride, int64_t rows, const T *packed,
                             int64_t outputs, int64_t inputs, const Finish &finish) {
-  static constexpr decltype(&sum_tiles<1>) SUM[] = {sum_tiles<1>, sum_tiles<2>, sum_tiles<3>,
-                                                    sum_tiles<4>};
   if (rows == 0) return;
-  alignas(64) float sums[TILE_ROWS * MAX_UNITS * UNIT];
-  const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, height = (rows + tiles - 1) / tiles;
+  alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT];
+  const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, height = (rows + tiles - 1) / tiles;
   const int64_t units = padded(outputs) / UNIT;
-  shape_tiles(height, inputs % TILE_INPUTS);
+  Shaped shaped;
+  shape_tiles(shaped, height, inputs % TILE_INPUTS);
   for (int64_t unit = 0; unit < units; unit += MAX_UNITS) {
     const int64_t now = lesser(MAX_UNITS, units - unit);
     const T *panel = packed + unit * UNIT * inputs;
     for (int64_t tile = 0; tile < tiles; tile++) {
       const int64_t row = lesser(tile * height, rows - height);
-      SUM[now - 1](x + row * stride, stride, panel, inputs, tiles == 1, sums);
+      SUM_TILES[now - 1](x + row * stride, stride, panel, inputs, tiles == 1, sums);
       finish(row, height, unit, now, sums);
     }
   }

@@ -1,6 +1,8 @@
 // Which tile a product takes with AVX-512. A tile is as wide as a panel: even a single row has four
 // sums that do not wait for each other.
 
+constexpr int64_t MAX_ROWS = 6;
+
 inline int64_t units_at_once(int64_t) { return MAX_UNITS; }
 inline int64_t height_of_tile(int64_t left) { return lesser(left, MAX_ROWS); }
 

@@ -1,7 +1,6 @@
-// Sixteen floats at a time with AVX-512. What multiplies them is in tiles_*.h.
+// Sixteen floats at a time with AVX-512. What multiplies them is in tiles_*.h and sums_amx.h.
 
 constexpr int64_t PANEL = 4 * UNIT;
-constexpr int64_t MAX_ROWS = 6;
 constexpr int64_t MAX_UNITS = 4;
 
 using Vec = __m512;
