@@ -13,6 +13,7 @@ from threading import Thread
 
 import pytest
 import torch
+from tests.moe.test_paged_attention import Pool
 
 from interlace.moe import kernels
 from interlace.moe.arena import Arena
@@ -156,6 +157,20 @@ def test_an_expert_is_as_accurate_as_that_of_torch(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kernels, "native", None)
     theirs = Expert(gate_ID=gate, up_ID=up, down_DI=down)(x_RD)
     assert (found - exact).abs().mean() <= (theirs - exact).abs().mean()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 64), (1, 3, 80), (1, 20, 16)], ids=str)
+def test_a_row_that_attends_is_the_same_in_every_chunk(shape: tuple[int, int, int]) -> None:
+    length = 150
+    pool = Pool([length, 90], shape, BFLOAT16)
+    (expected,) = pool.attend((0, 0, length))
+    exact = pool.exact(0, 0, length)
+    off = (expected.double() - exact).abs().mean()
+    assert off <= 1.45 * (exact.to(BFLOAT16).double() - exact).abs().mean()
+    for size in (1, 5, 16, 17, 50):
+        for start in (0, 31, 63, 64, length - size):
+            beside, _ = pool.attend((0, start, start + size), (1, 80, 81))
+            assert torch.equal(beside, expected[start : start + size]), (start, size)
 
 
 def test_every_thread_gets_the_same_bits() -> None:
