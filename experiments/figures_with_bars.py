@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from interlace.experiments.exactness_price import SAME
 from interlace.rollout.ablation.statistics import percent, ratio_words
 
 Json = Mapping[str, Any]
@@ -73,8 +72,9 @@ def _near_ceilings(
         if one["shape"] == "prefill 512":
             what = f"prefill of 512 on one rank, share of {flops / 1e9:.0f} GFLOP/s ({name})"
             figures.append(_share(what, one["flops"] / seconds / flops, "exactness", found))
-        elif one["bytes"] is not None and name == SAME:
-            what = f"{one['shape']}, one rank, share of reading at {num_bytes / 1e9:.1f} GB/s"
+        elif one["bytes"] is not None:
+            reading = f"share of reading at {num_bytes / 1e9:.1f} GB/s ({name})"
+            what = f"{one['shape']}, one rank, {reading}"
             figures.append(_share(what, one["bytes"] / seconds / num_bytes, "exactness", found))
     return figures
 

@@ -36,6 +36,31 @@ def instructions() -> str:
     return "" if native is None else native.instructions()
 
 
+NAMES = {
+    "amx": "AMX BF16",
+    "avx512": "AVX-512",
+    "avx512-bf16": "AVX-512 BF16",
+    "avx2": "AVX2",
+}
+"""What a job calls the instructions there may be kernels for."""
+
+
+def choose(name: str) -> None:
+    """Use these instructions, or the best if it is ``auto``, for weights loaded from now on.
+
+    For the whole process. Raises ValueError if the processor does not run them.
+    """
+    choices = () if native is None else native.choices()
+    if name != "auto" and NAMES[name] not in choices:
+        names = [own for own, other in NAMES.items() if other in choices]
+        raise ValueError(
+            f"model.kernels is {name}, but this machine has "
+            f"{' and '.join(names) or 'no kernels of ours'}: take auto, or one that all ranks have"
+        )
+    if choices:
+        native.use(choices[0] if name == "auto" else NAMES[name])
+
+
 def usable(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are kernels for such tensors."""
     return native is not None and dtype in DTYPES and device.type == "cpu" and instructions() != ""

@@ -51,6 +51,11 @@ class ModelSection(Section):
         default="auto",
         description="Type of weights and cache; auto takes the one the checkpoint names.",
     )
+    kernels: Literal["auto", "amx", "avx512", "avx512-bf16", "avx2"] = Field(
+        default="auto",
+        description="Instructions our kernels use on a CPU; auto takes the best of the processor. "
+        "Each gives bits of its own, so ranks on different processors need one that all have.",
+    )
     max_context: int | None = Field(
         default=None,
         ge=1,
@@ -589,6 +594,15 @@ class RolloutConfig(Section):
         if value == "fast":
             raise ValueError("'fast' is not built yet; use 'exact'")
         return value
+
+    @model_validator(mode="after")
+    def _a_process_has_one_kind_of_kernels(self) -> RolloutConfig:
+        if self.model.kernels != "auto" and self.launch.kind == "local":
+            raise ValueError(
+                f"model.kernels={self.model.kernels} is of ranks that are processes, and "
+                "launch.kind is local: take ray or torchrun"
+            )
+        return self
 
     @model_validator(mode="after")
     def _both_kinds_of_work_have_ranks(self) -> RolloutConfig:

@@ -14,6 +14,7 @@ from interlace.comm.driver import run_blocking
 from interlace.comm.errors import RankFailureError
 from interlace.comm.journal import Journal
 from interlace.comm.watchdog import Watchdog
+from interlace.moe import kernels
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.inbox import Inbox
 from interlace.rollout.messages import Event, RankFailure, RankReport
@@ -24,6 +25,8 @@ from .memory import agreed_minimum
 from .processes import ProcessTransport
 from .silent_ranks import end_silent_ranks
 from .transport import Transport
+
+_NAME_BYTES = 32
 
 
 def report(rank: int, journal: Journal, cpu_s: float) -> RankReport:
@@ -124,13 +127,14 @@ def _run(
             patience=patience,
         )
 
+    kernels.choose(config.model.kernels)
     mine = blocks_for(config, folder, transport.device)
     num_blocks = drive(agreed_minimum(transport, mine, deadlines.loading_s()))
     rank = compose(
         config, folder, transport, inbox, emit, num_blocks=num_blocks, progress=deadlines
     )
     # Ranks load at different speeds; the short deadlines hold from here on.
-    drive(_meet(transport, deadlines.loading_s()))
+    drive(_meet(transport, deadlines.loading_s(), kernels.instructions()))
     if rank.first_use is not None:
         drive(rank.first_use())
     emit(rank.ready)
@@ -158,8 +162,18 @@ def _check(killed: threading.Event) -> None:
         raise Killed("its program left the rollout early, or rank 0 was gone")
 
 
-async def _meet(transport: Transport, timeout_s: float) -> None:
+async def _meet(transport: Transport, timeout_s: float, instructions: str) -> None:
+    """Raises ValueError unless all ranks that compute on a CPU do it with the same kernels."""
     control = transport.control(timeout_s)
-    handle = control.post(Gather(role="control", stage="loaded", payload=b"loaded"), None)
+    told = instructions if transport.device.type == "cpu" else ""
+    payload = told.encode().ljust(_NAME_BYTES, b"\0")
+    handle = control.post(Gather(role="control", stage="loaded", payload=payload), None)
     where = f"rank {transport.rank}: every rank has loaded its weights"
-    await perform(Finish(communicator=control, handle=handle, where=where))
+    answers = await perform(Finish(communicator=control, handle=handle, where=where))
+    names = [bytes(answer).rstrip(b"\0").decode() or "torch" for answer in answers]
+    if len(set(names)) > 1:
+        each = ", ".join(f"rank {rank} {name}" for rank, name in enumerate(names))
+        raise ValueError(
+            f"ranks compute with different kernels, whose bits differ: {each}. Set model.kernels "
+            "to one that all their processors have"
+        )

@@ -38,7 +38,7 @@ def exactness(**changes: float) -> dict[str, Any]:
     ceilings = {"torch bfloat16": 100e9, "own bfloat16": 90e9, "bytes": 12.5e9}
     return {
         "load": 0.5,
-        "instructions": {"same instructions": {"ceilings": ceilings, "prices": prices}},
+        "instructions": {"matrix tiles": {"ceilings": ceilings, "prices": prices}},
     }
 
 
@@ -48,17 +48,17 @@ def said(figures: list[Figure]) -> dict[str, tuple[str, bool | None]]:
 
 def test_the_dearest_shape_of_each_path_is_held_to_the_bar() -> None:
     found = said(figures_with_bars.exactness(exactness(decode=1.06)))
-    dearest = "exactness, same instructions: dearest decode 1 behind 256"
+    dearest = "exactness, matrix tiles: dearest decode 1 behind 256"
     assert found[dearest] == ("1.060 [1.060, 1.060]", False)
-    assert found["exactness, same instructions: dearest prefill 512"][1]
-    assert found["exactness and its frame, same instructions: dearest prefill 512"][1]
+    assert found["exactness, matrix tiles: dearest prefill 512"][1]
+    assert found["exactness and its frame, matrix tiles: dearest prefill 512"][1]
 
 
 def test_ceilings_are_of_prefill_by_arithmetic_and_of_one_row_by_reading() -> None:
     found = said(figures_with_bars.exactness(exactness()))
-    prefill = "prefill of 512 on one rank, share of 100 GFLOP/s (same instructions)"
+    prefill = "prefill of 512 on one rank, share of 100 GFLOP/s (matrix tiles)"
     assert found[prefill] == ("80 %", True)
-    one = "decode 1 behind 256, one rank, share of reading at 12.5 GB/s"
+    one = "decode 1 behind 256, one rank, share of reading at 12.5 GB/s (matrix tiles)"
     assert found[one] == ("80 %", True)
 
 
