@@ -61,6 +61,11 @@ def choose(name: str) -> None:
         native.use(choices[0] if name == "auto" else NAMES[name])
 
 
+def has_tiles() -> bool:
+    """Whether bfloat16 is multiplied on matrix tiles."""
+    return instructions() == NAMES["amx"]
+
+
 def usable(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are kernels for such tensors."""
     return native is not None and dtype in DTYPES and device.type == "cpu" and instructions() != ""

@@ -24,6 +24,8 @@ from .router import Routing, padded_sigmoid, route
 PIECE_ROWS = 32
 """Most rows of a piece of work: half a millisecond of a core or one, as long as a small message
 travels. Products of half as many rows already run at full speed."""
+TILED_PIECE_ROWS = 128
+"""The same on matrix tiles, where 32 rows take little longer than reading the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,10 @@ class MixtureLayer:
         return apply_experts(self.experts, dispatched.rows_RD, dispatched.expert_counts)
 
     async def apply_preemptibly(self, dispatched: Dispatched) -> torch.Tensor:
-        """[R, D] the same bits, with preemption points between pieces of at most PIECE_ROWS."""
-        pieces = pieces_of(dispatched.expert_counts, PIECE_ROWS)
+        """[R, D] the same bits, with preemption points between pieces of a millisecond at most."""
+        tiled = dispatched.rows_RD.dtype == torch.bfloat16 and kernels.has_tiles()
+        most = TILED_PIECE_ROWS if tiled else PIECE_ROWS
+        pieces = pieces_of(dispatched.expert_counts, most)
         if len(pieces) < 2:
             return self.apply(dispatched)
         y_RD = torch.empty_like(dispatched.rows_RD)
