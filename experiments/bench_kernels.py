@@ -29,7 +29,6 @@ import torch
 import typer
 from rich.console import Console
 
-from interlace.comm.collectives import Forward
 from interlace.experiments.step_profile.reading import read_bytes_per_s
 from interlace.moe import kernels
 from interlace.moe.attention import block_attention
@@ -45,7 +44,7 @@ from interlace.moe.norm import rms_norm
 from interlace.moe.paged_attention import paged_attention
 from interlace.moe.parts import Router
 from interlace.moe.placement import Placement
-from interlace.moe.program import echo_result
+from interlace.moe.program import run_alone
 from interlace.moe.random_model import write_random_model
 from interlace.moe.router import route
 from interlace.moe.weights import load_weights
@@ -298,18 +297,9 @@ def forward_of(
     model = Model(config)
 
     def forward(description: Description) -> object:
-        return driven(model.forward(weights, context, description))
+        return run_alone(model.forward(weights, context, description))
 
     return forward
-
-
-def driven(forward: Forward) -> object:
-    answer = None
-    while True:
-        try:
-            answer = echo_result(forward.send(answer), 1, 0)
-        except StopIteration as stop:
-            return stop.value
 
 
 def main(

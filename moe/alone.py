@@ -13,7 +13,7 @@ from .description import Description
 from .kv_cache import BLOCK_SIZE, KVCache, attention_planes
 from .model import ForwardOutput, Model
 from .placement import Placement
-from .program import echo_result
+from .program import run_alone
 from .sampler import SampleRow, sample
 from .sampling_params import SamplingParams
 from .weights import Weights
@@ -41,15 +41,9 @@ def forward_alone(config: ModelConfig, weights: Weights, token_ids: Sequence[int
         block_tables=(tuple(range(num_blocks)),),
         sample_rows=tuple(range(num)),
     )
-    answer = None
     with torch.inference_mode():
-        forward = Model(config).forward(weights, context, description)
-        while True:
-            try:
-                answer = echo_result(forward.send(answer), 1, 0)
-            except StopIteration as stop:
-                output: ForwardOutput = stop.value
-                return output
+        output: ForwardOutput = run_alone(Model(config).forward(weights, context, description))
+        return output
 
 
 def logprobs_alone(

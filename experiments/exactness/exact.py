@@ -6,17 +6,15 @@ from pathlib import Path
 
 import torch
 
-from interlace.comm.collectives import Forward
 from interlace.moe.config import ModelConfig
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
 from interlace.moe.grouped_query import GroupedQueryAttention
 from interlace.moe.kv_cache import KVCache, attention_planes
-from interlace.moe.mixture import MixtureLayer
 from interlace.moe.model import ForwardOutput, Model
 from interlace.moe.paged_attention import paged_attention, turn_heads
 from interlace.moe.placement import Placement
-from interlace.moe.program import echo_result
+from interlace.moe.program import run_alone
 from interlace.moe.router import Routing
 from interlace.moe.weights import LayerWeights, Weights, load_weights
 
@@ -41,7 +39,7 @@ class Exact:
 
     def forward(self, description: Description) -> torch.Tensor:
         """[S, V] logits of the sampled rows."""
-        output = driven(self.model.forward(self.weights, self.context, description))
+        output = run_alone(self.model.forward(self.weights, self.context, description))
         assert isinstance(output, ForwardOutput)
         return output.logits_SV
 
@@ -97,10 +95,10 @@ class ExactParts:
     def experts(self, h_TD: torch.Tensor) -> None:
         """Routing, the way to the experts, the experts, the way back and the sum."""
         for index in range(len(self._exact.weights.layers)):
-            driven(self._mix(index, h_TD))
+            run_alone(self._mix(index, h_TD))
 
     async def _mix(self, index: int, h_TD: torch.Tensor) -> torch.Tensor:
-        mixture = mixture_of(self._exact.weights.layers[index])
+        mixture = self._exact.weights.layers[index].mixture
         routing = mixture.route(h_TD)
         dispatched = await self._dispatcher.dispatch(f"{index}", h_TD, routing.topk_TK)
         y_RD = mixture.apply(dispatched)
@@ -111,18 +109,3 @@ class ExactParts:
 def attention_of(layer: LayerWeights) -> GroupedQueryAttention:
     assert isinstance(layer.attention, GroupedQueryAttention)
     return layer.attention
-
-
-def mixture_of(layer: LayerWeights) -> MixtureLayer:
-    assert isinstance(layer.feed_forward, MixtureLayer)
-    return layer.feed_forward
-
-
-def driven(forward: Forward) -> object:
-    """What the coroutine returns in a group of one."""
-    answer = None
-    while True:
-        try:
-            answer = echo_result(forward.send(answer), 1, 0)
-        except StopIteration as stop:
-            return stop.value

@@ -23,7 +23,7 @@ from interlace.moe.norm import add_and_norm, rms_norm
 from interlace.moe.paged_attention import turn_heads
 from interlace.moe.tensor_names import TensorNames
 
-from .exact import Exact, ExactParts, attention_of, mixture_of
+from .exact import Exact, ExactParts, attention_of
 from .shape import Shape
 from .ways import OWN, Attended, LooseExperts, Product, Ways, attentions, products_of
 
@@ -89,7 +89,7 @@ class LooseBatch:
 
     def experts(self, name: str, h_RD: torch.Tensor) -> None:
         for layer, exact in zip(self._model.layers, self._exact.weights.layers, strict=True):
-            layer.experts(name, h_RD, mixture_of(exact).route(h_RD))
+            layer.experts(name, h_RD, exact.mixture.route(h_RD))
 
     def forward(self, ways: Ways, description: Description) -> torch.Tensor:
         """[S, V] float32 logits of the sampled rows."""
@@ -106,7 +106,7 @@ class LooseBatch:
                 heads = self._attend(ways.attention, index, qkv_RX, parts)
                 o_RD = layer.o[ways.products](heads)
                 x_RD, h_RD = add_and_norm(x_RD, o_RD, exact.post_norm_D, factor=1, eps=eps)
-                routing = mixture_of(exact).route(h_RD)
+                routing = exact.mixture.route(h_RD)
             x_RD = x_RD + layer.experts(ways.experts, h_RD, routing)
         rows = rms_norm(x_RD.index_select(0, parts.batch.sample_rows), weights.norm_D, eps)
         return self._model.head[ways.head](rows).float()
@@ -160,5 +160,5 @@ def _layer(checkpoint: Checkpoint, names: TensorNames, exact: Exact, index: int)
     return LooseLayer(
         qkv=products_of(qkv, attention_of(own).qkv),
         o=products_of(checkpoint.read(stored["o"].name), own.o),
-        experts=LooseExperts(gates, downs, mixture_of(own)),
+        experts=LooseExperts(gates, downs, own.mixture),
     )

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -149,6 +150,22 @@ def test_an_outstanding_ticket_is_kept_however_many_others_pass() -> None:
     assert [mark.seq for mark in marks[1:]] == list(range(484, 500))
 
 
+@contextmanager
+def writing(script: str) -> Iterator[tuple[subprocess.Popen[bytes], SharedMemory]]:
+    """A process that writes a record, once it does, and the record's memory."""
+    memory = SharedMemory.create(RECORD_BYTES)
+    command = [sys.executable, "-c", script, memory.name]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+        yield writer, memory
+    finally:
+        writer.kill()
+        writer.communicate()
+        memory.close()
+
+
 WRITER = """
 import sys
 from interlace.comm.path import Op, Ticket
@@ -172,25 +189,16 @@ for seq in range(10**9):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_what_is_read_while_another_process_writes_is_whole() -> None:
-    memory = SharedMemory.create(RECORD_BYTES)
-    command = [sys.executable, "-c", WRITER, memory.name]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"writing\n"
-        seen: dict[float, RankStatus] = {}
+    seen: dict[float, RankStatus] = {}
+    with writing(WRITER) as (_, memory):
         while len(seen) < 20:
             status = read_record(memory.buffer, 0)
             seen[status.since] = status
-    finally:
-        writer.kill()
-        writer.communicate()
     for status in seen.values():
         for mark in status.tickets:
             assert mark.epoch == mark.step == mark.seq == mark.comm_seq
             assert mark.stage == f"{mark.seq}.dispatch"
         assert len(set(status.where.split())) <= 1
-    memory.close()
 
 
 BUSY_WRITER = """
@@ -209,12 +217,7 @@ while True:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_rank_may_be_stopped_in_the_middle_of_saying_what_it_does() -> None:
-    memory = SharedMemory.create(RECORD_BYTES)
-    command = [sys.executable, "-c", BUSY_WRITER, memory.name]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"writing\n"
+    with writing(BUSY_WRITER) as (writer, memory):
         for _ in range(3000):
             writer.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
@@ -223,10 +226,6 @@ def test_a_rank_may_be_stopped_in_the_middle_of_saying_what_it_does() -> None:
             assert status.alive_at > 0.0
             writer.send_signal(signal.SIGCONT)
             time.sleep(0.0002)
-    finally:
-        writer.kill()
-        writer.communicate()
-    memory.close()
 
 
 def test_bytes_nobody_wrote_are_a_rank_nobody_has_heard_of() -> None:
