@@ -20,18 +20,7 @@ namespace {
 //
 #include "tiles_avx512.h"
 //
-#include "packed.h"
-#include "sums.h"
-//
-#include "product.h"
-//
-#include "attention.h"
-#include "rows.h"
-
-template <class T>
-constexpr KernelsOf<T> OF = {
-    pack<T>, multiply<T>, experts<T>, norm<T>, choose<T>, mix<T>, turn_heads<T>, attend<T>,
-};
+#include "whole_table.h"
 
 constexpr Kernels TABLE = {"AVX-512 BF16", PANEL, OF<bf16>, OF<float>};
 
