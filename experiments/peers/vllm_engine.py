@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
+import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from interlace.rollout.peers.scripts import Said, now
 from interlace.rollout.peers.serving import serve
+from interlace.rollout.peers.tiles import may_use_tiles
+
+if not may_use_tiles():
+    # Its own kernels believe this, which tells what the processor has, and not what is permitted.
+    # Every process that it starts runs these lines.
+    torch.cpu._is_amx_tile_supported = lambda: False
 
 
 class Vllm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,23 +16,23 @@ from rich.table import Table
 from interlace.rollout.ablation.arms import Arm
 from interlace.rollout.ablation.bench import Bench, Run, by_turns
 from interlace.rollout.cache import BENCH_MODEL
+from interlace.rollout.peers.block_size import Tried, tried_sizes, with_soonest_size
 from interlace.rollout.peers.child import phase_of
 from interlace.rollout.peers.comparison import PeerComparison
 from interlace.rollout.peers.contestants import (
-    BLOCK_SIZES,
     INTERLACE,
     PEERS,
     VLLM,
-    VLLM_USUAL,
-    arms_of,
+    family_of,
+    parse_arms,
     parse_peers,
     usable_cores,
-    with_block_size,
 )
 from interlace.rollout.peers.picture import draw
 from interlace.rollout.peers.process_tree import OthersWatch
-from interlace.rollout.peers.report import HEADINGS, notes, report, rows
+from interlace.rollout.peers.report import HEADINGS, notes, report, rows, which
 from interlace.rollout.peers.request import PeersRequest
+from interlace.rollout.peers.tiles import without_tiles
 from interlace.rollout.peers.workload import Shape
 
 from .errors import FAILED, Traceback, one_line_errors
@@ -53,6 +54,17 @@ def peers(
     peers: Annotated[
         str | None, typer.Option(help=f"By commas, of {', '.join(PEERS)}; all by default.")
     ] = None,
+    arms: Annotated[
+        str | None,
+        typer.Option(help="By commas, of the arms that docs/peers.md names; all by default."),
+    ] = None,
+    tiles: Annotated[
+        bool,
+        typer.Option(
+            "--tiles/--no-tiles",
+            help="Let everybody use the processor's matrix tiles (AMX), or nobody.",
+        ),
+    ] = True,
     installed: Annotated[
         Path, typer.Option(help="Where `make peers` has put the other engines.")
     ] = Path("build/peers"),
@@ -86,12 +98,13 @@ def peers(
             model=model,
             shape=Shape(num_trajectories=trajectories),
             overrides=tuple(overrides or ()),
+            tiles=tiles,
         )
         console = Console(highlight=False, soft_wrap=True)
         found = comparison(
             request,
             out,
-            peers=parse_peers(peers),
+            arms=parse_arms(arms, [INTERLACE, *parse_peers(peers)]),
             repeat=repeat,
             max_load=max_load,
             patience_s=patience,
@@ -107,7 +120,7 @@ def comparison(
     request: PeersRequest,
     out: Path,
     *,
-    peers: list[str],
+    arms: Sequence[Arm],
     repeat: int = 5,
     max_load: float = MAX_LOAD,
     patience_s: float = 0.0,
@@ -119,10 +132,11 @@ def comparison(
     """
     request.config()
     usable_cores()
+    peers = [peer for peer in PEERS if any(family_of(arm) == peer for arm in arms)]
     absent = {peer: why for peer in peers if (why := request.why_absent(peer)) is not None}
     for name, why in absent.items():
         console.print(f"absent: {name}: {why}", style="yellow", markup=False)
-    present = [INTERLACE, *(peer for peer in peers if peer not in absent)]
+    arms = [arm for arm in arms if family_of(arm) not in absent]
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -130,7 +144,6 @@ def comparison(
         TimeElapsedColumn(),
     )
     progress = Progress(*columns, console=console, transient=True)
-    arms = [arm for family in present for arm in arms_of(family)]
     row = progress.add_task("looking who else computes", total=repeat * len(arms))
     watch = OthersWatch()
     bench = Bench(
@@ -140,14 +153,19 @@ def comparison(
         max_load=max_load,
         patience_s=patience_s,
         tell=lambda text: progress.update(row, description=text),
-        program=CHILD,
+        program=CHILD if request.tiles else without_tiles(CHILD),
         progress=phase_of,
     )
     bench.prepare()
     with progress, watch:
-        tried: dict[str, float | None] = {}
-        if VLLM in present:
-            arms, tried = _with_best_block_size(bench, arms, console)
+        tried: Tried = {}
+        if any(family_of(arm) == VLLM for arm in arms):
+            tried = tried_sizes(
+                out,
+                lambda arm: bench.run(arm, 0, where="tuning"),
+                lambda line: console.print(line, markup=False),
+            )
+            arms = with_soonest_size(arms, tried)
         runs: dict[Arm, list[Run]] = {arm: [] for arm in arms}
         for number, arm in by_turns(arms, repeat):
             run = bench.run(arm, number)
@@ -162,25 +180,6 @@ def comparison(
     return found
 
 
-def _with_best_block_size(
-    bench: Bench, arms: list[Arm], console: Console
-) -> tuple[list[Arm], dict[str, float | None]]:
-    """The arms, those of vLLM with the size of blocks that was soonest; one run for each size."""
-    tried: dict[str, float | None] = {}
-    best, soonest = None, float("inf")
-    for size in BLOCK_SIZES:
-        word = "default" if size is None else str(size)
-        arm = with_block_size(VLLM_USUAL, size, f"{VLLM_USUAL.name}-block-{word}")
-        run = bench.run(arm, 0, where="tuning")
-        tried[word] = seconds = None if run.figures is None else run.figures["completion_s"]
-        told = f"failed: {run.error}" if seconds is None else f"{seconds:.2f} s"
-        console.print(f"vLLM with blocks of size {word}: {told}", markup=False)
-        if seconds is not None and seconds < soonest:
-            best, soonest = size, seconds
-    tuned = {arm: with_block_size(arm, best, arm.name) for arm in arms_of(VLLM)}
-    return [tuned.get(arm, arm) for arm in arms], tried
-
-
 def _line(run: Run, repeat: int) -> str:
     head = f"{run.repeat + 1}/{repeat} {run.arm.name}: "
     if run.figures is None:
@@ -193,7 +192,11 @@ def show(found: dict[str, Any], console: Console) -> None:
     """The table, and what came out."""
     cells = rows(found)
     batches = " / ".join(str(batch) for batch in found["request"]["shape"]["batches"])
-    table = Table(caption=f"prefill, decode: tokens/s at batch {batches}", caption_justify="left")
+    table = Table(
+        title=which(found),
+        caption=f"prefill, decode: tokens/s at batch {batches}",
+        caption_justify="left",
+    )
     table.add_column(HEADINGS[0], no_wrap=True)
     for heading in HEADINGS[1:]:
         table.add_column(heading, justify="right")

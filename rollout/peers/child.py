@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from interlace.moe import kernels
 from interlace.rollout.ablation.arms import Arm
 from interlace.rollout.ablation.child import REQUEST, run_for_parent
 from interlace.rollout.cache import model_folder
@@ -26,20 +27,27 @@ from .interlace_run import play_interlace
 from .peer_processes import play_peer
 from .played import PlayedPhase, figures
 from .request import PeersRequest
+from .tiles import may_use_tiles
 from .workload import Phase
 
 PHASE = "phase.txt"
 
 
 def run(folder: Path) -> dict[str, Any]:
-    """Play the work on two cores; what came of it, as JSON values."""
+    """Play the work on two cores; what came of it, as JSON values.
+
+    RuntimeError if it has to be without matrix tiles and this process could have them.
+    """
     asked = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     request = PeersRequest.from_json(asked["request"])
     arm = Arm(name=asked["arm"], overrides=tuple(asked["overrides"]))
+    if not request.tiles and may_use_tiles():
+        raise RuntimeError("this run is to be without matrix tiles, and nobody has forbidden them")
     cores = usable_cores()
     os.sched_setaffinity(0, cores)
     phases = request.phases()
-    return figures(request.shape, phases, play(request, arm, phases, folder, cores))
+    found = figures(request.shape, phases, play(request, arm, phases, folder, cores))
+    return found | ({"kernels": kernels.instructions()} if family_of(arm) == INTERLACE else {})
 
 
 def play(

@@ -22,6 +22,7 @@ _ARMS: Mapping[str, tuple[Arm, ...]] = {
     INTERLACE: (
         Arm(name="interlace-multiplexed", overrides=("mode=multiplexed",)),
         Arm(name="interlace-serial", overrides=("mode=serial",)),
+        Arm(name="interlace-chunked", overrides=("mode=chunked",)),
     ),
     VLLM: (
         VLLM_USUAL,
@@ -60,6 +61,20 @@ def with_block_size(arm: Arm, size: int | None, name: str) -> Arm:
     """A way to run vLLM with another size of blocks."""
     more = () if size is None else (f"block_size={size}",)
     return Arm(name=name, overrides=(*arm.overrides, *more))
+
+
+def parse_arms(names: str | None, families: Sequence[str]) -> list[Arm]:
+    """The arms of ``a,b`` in the usual order; all of these engines by default. ConfigError for a
+    name that none of them has."""
+    arms = [arm for family in families for arm in arms_of(family)]
+    if names is None:
+        return arms
+    words = [word.strip() for word in names.split(",")]
+    known = [arm.name for arm in arms]
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"--arms {names}: there is no arm {word!r}: name {', '.join(known)}")
+    return [arm for arm in arms if arm.name in words]
 
 
 def parse_peers(names: str | None) -> list[str]:

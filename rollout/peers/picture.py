@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from interlace.rollout.timeline import INK
 
 from .contestants import INTERLACE, LLAMA_CPP, TRANSFORMERS, VLLM
+from .report import which
 
 _COLOURS = {
     INTERLACE: "#2f6db5",
@@ -31,6 +32,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         return
     figure = Figure(figsize=(11, 2.4 + 0.75 * len(arms)), layout="constrained")
     FigureCanvasAgg(figure)
+    figure.suptitle(which(found), x=0.01, ha="left", fontsize=11, color=INK)
     axes: Any = figure.subplots(2, 2, sharey=True, height_ratios=(1, 1.4))
     for axis, key, title in zip(
         axes[0], ("completion_s", "cpu_s"), ("completion (s)", "CPU (s)"), strict=True

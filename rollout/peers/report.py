@@ -11,6 +11,7 @@ from interlace.rollout.ablation.comparison import completion_s, cpu_s
 from interlace.rollout.ablation.report import machine
 from interlace.rollout.ablation.statistics import ratio_words
 
+from .block_size import Tried, size_words
 from .comparison import RATES, PeerComparison
 from .contestants import INTERLACE, PEERS, family_of, version_of
 from .request import PeersRequest
@@ -23,10 +24,10 @@ def report(
     compared: PeerComparison,
     request: PeersRequest,
     *,
-    block_sizes: Mapping[str, float | None],
+    block_sizes: Tried,
     max_load: float,
 ) -> dict[str, Any]:
-    """Everything that is known, as JSON values. `block_sizes`: vLLM's, and the seconds of each."""
+    """Everything that is known, as JSON values. `block_sizes`: of vLLM, with what came of each."""
     best = {family: compared.best(family) for family in (INTERLACE, *PEERS)}
     return {
         "sound": sound(compared),
@@ -51,10 +52,11 @@ def report(
 
 
 def sound(compared: PeerComparison) -> bool:
-    """Whether Interlace played, gave the same tokens in every run, and nobody who takes part
-    failed."""
-    played = compared.best(INTERLACE) is not None
-    return bool(played and compared.interlace_is_one and not compared.failed)
+    """Whether Interlace, if it takes part, played and gave the same tokens in every run, and nobody
+    who takes part failed."""
+    takes_part = any(family_of(arm) == INTERLACE for arm in compared.runs)
+    played = compared.best(INTERLACE) is not None and bool(compared.interlace_is_one)
+    return (played or not takes_part) and not compared.failed
 
 
 def _arm(compared: PeerComparison, arm: Arm, request: PeersRequest) -> dict[str, Any]:
@@ -65,6 +67,7 @@ def _arm(compared: PeerComparison, arm: Arm, request: PeersRequest) -> dict[str,
         "engine": family,
         "version": version_of(request.installed, family),
         "overrides": list(arm.overrides),
+        "kernels": figures[0].get("kernels"),
         "completion_s": [completion_s(one) for one in figures],
         "cpu_s": [cpu_s(one) for one in figures],
         **compared.rates(arm),
@@ -103,6 +106,13 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return table
 
 
+def which(found: Mapping[str, Any]) -> str:
+    """Which comparison it is, for the table and the picture."""
+    if found["request"]["tiles"]:
+        return "all engines with all that the processor has"
+    return "all engines without matrix tiles"
+
+
 def notes(found: Mapping[str, Any]) -> list[str]:
     """What came out, and what a reader should know, a line each."""
     lines = [
@@ -113,10 +123,7 @@ def notes(found: Mapping[str, Any]) -> list[str]:
     lines += [f"absent: {name}: {why}" for name, why in found["absent"].items()]
     lines += [f"failed: {name}: {why}" for name, why in found["failed"].items()]
     if tried := found["vllm_block_sizes"]:
-        told = ", ".join(
-            f"{size}: {'failed' if seconds is None else f'{seconds:.2f} s'}"
-            for size, seconds in tried.items()
-        )
+        told = ", ".join(f"{size}: {size_words(one)}" for size, one in tried.items())
         lines.append(f"block sizes of vLLM, of which the soonest is used: {told}")
     if found["interlace_gives_one_set_of_tokens"] is False:
         lines.append("INTERLACE'S RUNS GAVE DIFFERENT TOKENS: nothing else counts")

@@ -26,6 +26,8 @@ class PeersRequest:
     shape: Shape = field(default_factory=Shape)
     overrides: tuple[str, ...] = ()
     """Of Interlace's job, in every mode."""
+    tiles: bool = True
+    """Whether everybody may use the processor's matrix tiles; otherwise nobody does."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -33,6 +35,7 @@ class PeersRequest:
             "model": self.model,
             "shape": self.shape.as_json(),
             "overrides": list(self.overrides),
+            "tiles": self.tiles,
         }
 
     @classmethod
@@ -42,6 +45,7 @@ class PeersRequest:
             model=values["model"],
             shape=Shape.from_json(values["shape"]),
             overrides=tuple(values["overrides"]),
+            tiles=values["tiles"],
         )
 
     def why_absent(self, peer: str) -> str | None:

@@ -1,6 +1,7 @@
 """An engine that says the length of its context again and again; what a peer's script looks like.
 
-`settings` of its job can make it fail: {"fails": "open" | "turn" | "length" | "silent"}.
+`settings` of its job can make it fail: {"fails": "open" | "turn" | "length" | "silent"},
+and with `points_above` that it says more of it.
 """
 
 import asyncio
@@ -38,6 +39,8 @@ async def open_fake(job):
     if fails == "open":
         print("RuntimeError: no such CPU", file=sys.stderr)
         print("and more words", file=sys.stderr)
+        if job["settings"].get("points_above"):
+            print("RuntimeError: it failed. See root cause above.", file=sys.stderr)
         os._exit(3)
     return Fake(fails)
 

@@ -13,6 +13,7 @@ from interlace.rollout.peers.contestants import (
     VLLM_USUAL,
     family_of,
     launches,
+    parse_arms,
     parse_peers,
     record_of,
     settings_of,
@@ -31,6 +32,20 @@ def test_peers_are_named_once_each():
         parse_peers("vllm,sglang")
     with pytest.raises(ConfigError, match="vllm is there twice"):
         parse_peers("vllm,vllm")
+
+
+def test_arms_can_be_named_and_keep_their_order():
+    families = ["interlace", "vllm"]
+    every = parse_arms(None, families)
+    assert [arm.name for arm in every[:3]] == [
+        "interlace-multiplexed",
+        "interlace-serial",
+        "interlace-chunked",
+    ]
+    two = parse_arms("vllm-tp2, interlace-serial", families)
+    assert [arm.name for arm in two] == ["interlace-serial", "vllm-tp2"]
+    with pytest.raises(ConfigError, match="no arm 'llama-cpp': name interlace-multiplexed, "):
+        parse_arms("llama-cpp", families)
 
 
 def test_every_arm_has_a_family():
@@ -81,5 +96,5 @@ def test_llama_cpp_has_one_checkpoint(tmp_path):
 
 def test_a_request_comes_back_from_json(tmp_path):
     shape = Shape(num_trajectories=3, batches=(1, 2))
-    one = PeersRequest(installed=tmp_path, shape=shape, overrides=("mode=serial",))
+    one = PeersRequest(installed=tmp_path, shape=shape, overrides=("mode=serial",), tiles=False)
     assert PeersRequest.from_json(json.loads(json.dumps(one.as_json()))) == one

@@ -51,6 +51,11 @@ def test_an_engine_that_does_not_open_tells_why(tmp_path):
         played(tmp_path, fails="open")
 
 
+def test_a_line_that_points_to_the_reason_is_not_taken_for_it(tmp_path):
+    with pytest.raises(PeerError, match="ended with code 3: RuntimeError: no such CPU"):
+        played(tmp_path, fails="open", points_above=True)
+
+
 def test_an_engine_that_fails_in_a_turn_tells_why(tmp_path):
     with pytest.raises(PeerError, match="ended with code 1: ValueError: no turn today"):
         played(tmp_path, 2, fails="turn")

@@ -9,7 +9,7 @@ import pytest
 from tests.peers.made import compared, figures
 
 from interlace.rollout.peers.picture import draw
-from interlace.rollout.peers.report import HEADINGS, notes, report, rows, sound
+from interlace.rollout.peers.report import HEADINGS, notes, report, rows, sound, which
 from interlace.rollout.peers.request import PeersRequest
 
 OURS = {"interlace-multiplexed": [figures(4.0)] * 2, "interlace-serial": [figures(3.0)] * 2}
@@ -84,7 +84,8 @@ def test_interlace_has_to_say_the_same_in_every_run():
 
 def test_rows_tell_rates_and_how_many_tokens_are_equal(tmp_path):
     other = figures(9.0, rate=2000.0, tokens=[[1, 2, 9, 4]])
-    found = told(compared({**OURS, "llama-cpp": [other] * 2}), sizes={"default": 2.0, "16": None})
+    sizes = {"default": {"completion_s": 2.0}, "16": {"error": "no such size"}}
+    found = told(compared({**OURS, "llama-cpp": [other] * 2}), sizes=sizes)
     table = {row[0]: dict(zip(HEADINGS, row, strict=True)) for row in rows(found)}
     assert list(table) == ["interlace-multiplexed", "interlace-serial", "llama-cpp"]
     assert table["llama-cpp"] == {
@@ -97,9 +98,30 @@ def test_rows_tell_rates_and_how_many_tokens_are_equal(tmp_path):
         "load of others": "0.05",
     }
     assert table["interlace-serial"]["equal tokens"] == "4 of 4"
-    assert any("default: 2.00 s, 16: failed" in line for line in notes(found))
+    assert any("default: 2.00 s, 16: failed: no such size" in line for line in notes(found))
     draw(found, tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 10_000
+
+
+def test_peers_alone_are_sound_and_have_no_ratio():
+    found = told(compared({"vllm-tp2": [figures(9.0)]}))
+    assert found["sound"]
+    assert found["ratios"] == {"exact_vs_best_vllm": None, "multiplexed_vs_serial": None}
+    assert found["rate_ratios"] == {}
+    assert rows(found)[0][HEADINGS.index("equal tokens")] == "-"
+    assert not sound(compared({"interlace-serial": ["it said no"], "vllm-tp2": [figures(9.0)]}))
+
+
+def test_a_report_says_which_comparison_it_is():
+    usual = PeersRequest(installed=Path("/nowhere"))
+    without = PeersRequest(installed=Path("/nowhere"), tiles=False)
+    names = [
+        which(report(compared(OURS), one, block_sizes={}, max_load=0.2)) for one in (usual, without)
+    ]
+    assert names == [
+        "all engines with all that the processor has",
+        "all engines without matrix tiles",
+    ]
 
 
 def test_nothing_is_drawn_where_nothing_counts(tmp_path):

@@ -20,7 +20,7 @@ from interlace.rollout.commands.bench import comparison
 from interlace.rollout.config import ConfigError
 from interlace.rollout.config_file import load_config
 from interlace.rollout.peers import interlace_run
-from interlace.rollout.peers.contestants import INTERLACE_JOB
+from interlace.rollout.peers.contestants import INTERLACE_JOB, parse_arms
 from interlace.rollout.peers.interlace_run import play_interlace
 from interlace.rollout.peers.played import figures
 from interlace.rollout.peers.request import PeersRequest
@@ -118,7 +118,7 @@ def test_a_comparison_is_made_and_told(tmp_path, folder, monkeypatch):
     found = comparison(
         request,
         tmp_path / "out",
-        peers=["vllm", "transformers"],
+        arms=parse_arms(None, ["interlace", "vllm", "transformers"]),
         repeat=1,
         max_load=1000.0,
         console=Console(file=screen, width=140),
@@ -126,13 +126,28 @@ def test_a_comparison_is_made_and_told(tmp_path, folder, monkeypatch):
     assert found == json.loads((tmp_path / "out" / "peers.json").read_text())
     assert found["absent"] == {"vllm": "it does not know this CPU"}
     assert found["sound"]
-    assert list(found["arms"]) == ["interlace-multiplexed", "interlace-serial", "transformers"]
+    modes = ["interlace-multiplexed", "interlace-serial", "interlace-chunked"]
+    assert list(found["arms"]) == [*modes, "transformers"]
     assert found["interlace_gives_one_set_of_tokens"]
     assert found["ratios"]["exact_vs_transformers"]["pairs"] == 1
     assert found["arms"]["interlace-serial"]["equal_tokens"]["equal"] == 16
     assert found["arms"]["transformers"]["version"] == "fake 1"
     assert (tmp_path / "out" / "peers.png").stat().st_size > 10_000
     assert "absent: vllm: it does not know this CPU" in screen.getvalue()
+
+    first = tmp_path / "out" / "runs" / "transformers-0" / "run.json"
+    made_at = first.stat().st_mtime_ns
+    more = comparison(
+        request,
+        tmp_path / "out",
+        arms=parse_arms("transformers", ["transformers"]),
+        repeat=2,
+        max_load=1000.0,
+        console=Console(file=screen, width=140),
+    )
+    assert first.stat().st_mtime_ns == made_at
+    assert [run["repeat"] for run in more["arms"]["transformers"]["runs"]] == [0, 1]
+    assert list(more["arms"]) == ["transformers"]
 
 
 def installed_fake(folder: Path) -> Path:
@@ -154,6 +169,7 @@ def installed_fake(folder: Path) -> Path:
     ("options", "told"),
     [
         (["--peers", "sglang"], "there is no peer 'sglang'"),
+        (["--peers", "vllm", "--arms", "llama-cpp"], "there is no arm 'llama-cpp'"),
         (["--set", "layout.worlds=2"], "unknown key layout.worlds"),
         (["--model", "no-such-model"], "there is no folder no-such-model"),
     ],
@@ -172,4 +188,4 @@ def test_a_folder_with_other_files_is_refused(tmp_path, folder, monkeypatch):
     (tmp_path / "letter.txt").write_text("dear")
     request = PeersRequest(installed=tmp_path / "none", model=MODEL, shape=SMALL)
     with pytest.raises(ConfigError, match="holds files, and not those of a comparison"):
-        comparison(request, tmp_path, peers=[], console=Console(file=io.StringIO()))
+        comparison(request, tmp_path, arms=[], console=Console(file=io.StringIO()))
