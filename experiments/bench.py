@@ -4,7 +4,8 @@
 
 Each part is a script of its own and leaves its JSON in a folder below `--out`; a part that is there
 is not made again, so stop it when you like and call it again; remove a part's folder to have it
-made anew. Figures of other engines are read from what `interlace bench peers --out out/peers` left.
+made anew. Figures of other engines are read from what `interlace bench peers --out out/peers` left,
+and with `--no-tiles` in out/peers-without-tiles.
 
 Expect most of an hour for a whole table on two cores; beside each figure stands the load average
 when it was made, since a machine with other work says less.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,6 +59,8 @@ PARTS: Mapping[str, Part] = {
     "modes": Part(script="bench_modes.py", leaves="bench.json", read=modes),
 }
 
+PEERS_JSON = (Path("out/peers/peers.json"), Path("out/peers-without-tiles/peers.json"))
+
 
 def make(part: Part, folder: Path) -> str:
     """What is wrong with a part, empty if it is there now."""
@@ -68,7 +71,9 @@ def make(part: Part, folder: Path) -> str:
     return f"{part.script} ended with {done.returncode}" if done.returncode else ""
 
 
-def gathered(out: Path, peers_json: Path, only: list[str], console: Console) -> list[Figure]:
+def gathered(
+    out: Path, peers_json: Sequence[Path], only: list[str], console: Console
+) -> list[Figure]:
     """All figures; parts that are missing are made."""
     found = []
     for name, part in PARTS.items():
@@ -81,9 +86,10 @@ def gathered(out: Path, peers_json: Path, only: list[str], console: Console) -> 
             found.append(Figure(part=name, what=wrong, value="-"))
             continue
         found += part.read(json.loads((out / name / part.leaves).read_text(encoding="utf-8")))
-    if peers_json.is_file():
-        return found + peers(json.loads(peers_json.read_text(encoding="utf-8")))
-    return [*found, Figure(part="peers", what="not run: make peers", value="-")]
+    there = [path for path in peers_json if path.is_file()]
+    for path in there:
+        found += peers(json.loads(path.read_text(encoding="utf-8")))
+    return found if there else [*found, Figure(part="peers", what="not run: make peers", value="-")]
 
 
 def table(figures: list[Figure]) -> Table:
@@ -109,8 +115,8 @@ def table(figures: list[Figure]) -> Table:
 def main(
     out: Annotated[Path, typer.Option(help="Folder for the parts and bench.json.")],
     peers_json: Annotated[
-        Path, typer.Option("--peers", help="What `interlace bench peers` left.")
-    ] = Path("out/peers/peers.json"),
+        list[Path] | None, typer.Option("--peers", help="What `interlace bench peers` left.")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help=f"Parts to make: {', '.join(PARTS)}.")
     ] = None,
@@ -121,7 +127,7 @@ def main(
         raise typer.BadParameter(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
     console = Console(highlight=False, width=140, markup=False)
     out.mkdir(parents=True, exist_ok=True)
-    figures = gathered(out, peers_json, only or [], console)
+    figures = gathered(out, peers_json or PEERS_JSON, only or [], console)
     text = json.dumps([figure.as_json() for figure in figures], indent=1)
     (out / "bench.json").write_text(text + "\n", encoding="utf-8")
     console.print(table(figures))

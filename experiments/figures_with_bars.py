@@ -163,7 +163,8 @@ def modes(found: Json) -> list[Figure]:
 
 
 def peers(found: Json) -> list[Figure]:
-    """Completion, CPU seconds and rates against each engine."""
+    """Completion, CPU seconds and rates against each engine, and whether on matrix tiles."""
+    behind = "" if found["request"]["tiles"] else ", no tiles"
     load = max(
         (run["load"] or 0.0 for arm in found["arms"].values() for run in arm["runs"]),
         default=None,
@@ -177,7 +178,7 @@ def peers(found: Json) -> list[Figure]:
             figures.append(
                 Figure(
                     part="peers",
-                    what=f"{words}, {name.replace('_', ' ')}",
+                    what=f"{words}, {name.replace('_', ' ')}{behind}",
                     value=ratio_words(ratio),
                     bar=f"<= {bar}",
                     reached=ratio["median"] <= bar,
@@ -191,7 +192,7 @@ def peers(found: Json) -> list[Figure]:
                     figures.append(
                         Figure(
                             part="peers",
-                            what=f"{kind} at {batch} / {peer}'s",
+                            what=f"{kind} at {batch} / {peer}'s{behind}",
                             value=f"{ratio:.2f}",
                             bar="> 1",
                             reached=ratio > 1,

@@ -88,9 +88,11 @@ def test_deciding_is_held_to_a_millisecond_where_most_wait() -> None:
     ]
 
 
-def test_peers_are_judged_by_completion_cpu_and_every_rate() -> None:
+@pytest.mark.parametrize(("tiles", "behind"), [(True, ""), (False, ", no tiles")])
+def test_peers_are_judged_by_completion_cpu_and_every_rate(tiles: bool, behind: str) -> None:
     found = figures_with_bars.peers(
         {
+            "request": {"tiles": tiles},
             "arms": {"vllm-tp2": {"runs": [{"load": 0.1}, {"load": None}]}},
             "ratios": {"exact_vs_best_vllm": ratio(0.4), "multiplexed_vs_serial": ratio(1.0)},
             "cpu_ratios": {"exact_vs_llama_cpp": None, "exact_vs_best_vllm": ratio(0.5)},
@@ -98,9 +100,9 @@ def test_peers_are_judged_by_completion_cpu_and_every_rate() -> None:
         }
     )
     assert [(figure.what, figure.reached) for figure in found] == [
-        ("completion, exact vs best vllm", True),
-        ("CPU, exact vs best vllm", False),
-        ("decode_tokens_per_s at 1 / llama-cpp's", False),
+        (f"completion, exact vs best vllm{behind}", True),
+        (f"CPU, exact vs best vllm{behind}", False),
+        (f"decode_tokens_per_s at 1 / llama-cpp's{behind}", False),
     ]
 
 
