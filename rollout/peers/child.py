@@ -70,7 +70,8 @@ def play(
         "num_threads": len(cores),
         "settings": settings_of(arm),
     }
-    return play_peer(launches(arm, request.installed, cores), phases, job, folder, tell)
+    processes = launches(arm, request.installed, cores, tiles=request.tiles)
+    return play_peer(processes, phases, job, folder, tell)
 
 
 def phase_of(folder: Path) -> str:

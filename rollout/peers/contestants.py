@@ -139,8 +139,10 @@ def settings_of(arm: Arm) -> dict[str, Any]:
     return {key: json.loads(value) for key, _, value in pairs}
 
 
-def launches(arm: Arm, installed: Path, cores: Sequence[int]) -> list[Launch]:
-    """One for each process of another engine's arm."""
+def launches(
+    arm: Arm, installed: Path, cores: Sequence[int], *, tiles: bool = True
+) -> list[Launch]:
+    """One for each process of another engine's arm, which may use matrix tiles, or may not."""
     family, settings = family_of(arm), settings_of(arm)
     program = (
         str(installed / family / "bin" / "python"),
@@ -154,6 +156,8 @@ def launches(arm: Arm, installed: Path, cores: Sequence[int]) -> list[Launch]:
     if family != VLLM:
         return [Launch(command=program, environ=usual)]
     usual |= {
+        # Code that it has compiled names the kernels that it chose, and is kept without their name.
+        "VLLM_CACHE_ROOT": str(installed / ("vllm-cache" if tiles else "vllm-cache-without-tiles")),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",

@@ -173,7 +173,7 @@ class PeerProcess:
     def _last_line(self) -> str:
         text = (self._folder / LOG).read_text(encoding="utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        told = [line for line in lines if "Error" in line and _REASON_ELSEWHERE not in line]
+        told = [line for line in lines if "Error: " in line and _REASON_ELSEWHERE not in line]
         return (told or lines or ["it printed nothing"])[-1][:300]
 
 

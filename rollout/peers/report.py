@@ -119,6 +119,7 @@ def notes(found: Mapping[str, Any]) -> list[str]:
         f"{name}: {ratio_words(ratio)} of the time, {ratio_words(found['cpu_ratios'][name])} of "
         "the CPU time"
         for name, ratio in found["ratios"].items()
+        if ratio
     ]
     lines += [f"absent: {name}: {why}" for name, why in found["absent"].items()]
     lines += [f"failed: {name}: {why}" for name, why in found["failed"].items()]

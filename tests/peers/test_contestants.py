@@ -78,6 +78,14 @@ def test_vllm_is_bound_to_cores_as_its_way_asks(tmp_path):
     assert first.command[-1].endswith("peers/vllm_engine.py")
 
 
+def test_what_vllm_has_compiled_with_tiles_is_not_run_without(tmp_path):
+    def kept(tiles):
+        (one,) = launches(ARMS["vllm-tp2"], tmp_path, (0, 1), tiles=tiles)
+        return one.environ["VLLM_CACHE_ROOT"]
+
+    assert kept(True) != kept(False)
+
+
 def test_a_block_size_is_a_setting_more():
     tuned = with_block_size(ARMS["vllm-tp2"], 16, "vllm-tp2")
     assert settings_of(tuned) == {"tensor_parallel_size": 2, "block_size": 16}
