@@ -74,15 +74,24 @@ def profile(shapes: Sequence[Shape], model: str) -> dict[str, Any]:
         "ceilings": ceilings,
         "shapes": {
             shape.name: averaged(
-                [rank["shapes"][shape.name] for rank in found], best, ceilings["bytes"]
+                shape.name, [rank["shapes"][shape.name] for rank in found], best, ceilings["bytes"]
             )
             for shape in shapes
         },
     }
 
 
-def averaged(ranks: Sequence[Steps], flops: float, num_bytes: float) -> dict[str, Any]:
-    """Over the cheapest quarter of each rank's steps; milliseconds of one rank."""
+def averaged(name: str, ranks: Sequence[Steps], flops: float, num_bytes: float) -> dict[str, Any]:
+    """Over the cheapest quarter of each rank's steps; milliseconds of one rank.
+
+    Raises ValueError for a shape that no step of a rank had.
+    """
+    for rank, steps in enumerate(ranks):
+        if not (steps.parts and steps.work):
+            raise ValueError(
+                f"{name}: rank {rank} timed {len(steps.parts)} steps of this shape and counted "
+                f"{len(steps.work)}: its rows were never all there at once"
+            )
     few = [cheapest(steps) for steps in ranks]
     chosen = [(steps.parts[at], steps.waited_s[at]) for steps, at_all in few for at in at_all]
     counted = [work for steps in ranks for work in steps.work]

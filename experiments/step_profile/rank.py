@@ -122,7 +122,7 @@ class _Profile:
         self._transport, self._inbox, self._rank = transport, Inbox(), transport.rank
         model_config = read_config(folder)
         self._vocab_size = model_config.vocab_size
-        self._num_asked = 0
+        self._num_texts = self._num_asked = 0
         self.watch, self._work = Stopwatch(), Work(model_config)
         num_blocks = blocks_for(config, folder, transport.device)
         rank = compose(
@@ -133,14 +133,20 @@ class _Profile:
             self._drive(rank.first_use())
 
     def of(self, shape: Shape) -> Steps:
-        """Every rank calls this with the same shapes in the same order, between parked steps."""
+        """Every rank calls this with the same shapes in the same order, between parked steps.
+
+        What decodes finds its prompt in the cache: prefilling it takes steps, and the first rows
+        would end before the last begin.
+        """
         steps = Steps(parts=[], waited_s=[], work=[])
         decodes = shape.path == "decode"
+        texts = [self._text(shape.context) for _ in range(shape.rows if decodes else shape.steps)]
         with watched(self.watch, self._work):
+            if decodes:
+                self._ask(texts, 1)
             self._until_parked(lambda: None)
-            for _ in range(1 if decodes else shape.steps):
-                for _ in range(shape.rows if decodes else 1):
-                    self._ask(shape.context, shape.steps + 1 if decodes else 1)
+            for together in [texts] if decodes else [[text] for text in texts]:
+                self._ask(together, shape.steps + 1 if decodes else 1)
                 self._until_parked(lambda: self._note(shape, steps))
         if decodes:
             for each in (steps.parts, steps.waited_s, steps.work):
@@ -172,19 +178,24 @@ class _Profile:
             if self._engine.journal.steps[-1].parked_ms:
                 return
 
-    def _ask(self, num_tokens: int, generate: int) -> None:
-        self._num_asked += 1
-        text = np.random.default_rng((self._rank, self._num_asked))
-        self._inbox.put(
-            TurnRequest(
-                trajectory=self._num_asked,
-                turn=0,
-                token_ids=[int(token) for token in text.integers(3, self._vocab_size, num_tokens)],
-                seed=0,
-                experts_from=0,
-                sampling=SamplingParams(max_tokens=generate),
+    def _text(self, num_tokens: int) -> list[int]:
+        self._num_texts += 1
+        text = np.random.default_rng((self._rank, self._num_texts))
+        return [int(token) for token in text.integers(3, self._vocab_size, num_tokens)]
+
+    def _ask(self, texts: Sequence[list[int]], generate: int) -> None:
+        for text in texts:
+            self._num_asked += 1
+            self._inbox.put(
+                TurnRequest(
+                    trajectory=self._num_asked,
+                    turn=0,
+                    token_ids=text,
+                    seed=0,
+                    experts_from=0,
+                    sampling=SamplingParams(max_tokens=generate),
+                )
             )
-        )
 
     def _drive(self, work: Any) -> Any:
         return run_blocking(work, park=time.sleep, waiter=self._transport.waiter)
