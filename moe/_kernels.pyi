@@ -171,3 +171,13 @@ def deal(
     /,
 ) -> None: ...
 def put_rows(to: int, rows: int, row_bytes: int, places: int, count: int, /) -> None: ...
+def draw(
+    out: int,
+    logits: int,
+    temperatures: int,
+    noise: int,
+    num_rows: int,
+    size: int,
+    weights: int,
+    /,
+) -> None: ...

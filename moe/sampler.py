@@ -2,6 +2,7 @@
 
 Every row is computed alone, by the same operations whatever else is in the batch. Noise is
 counter-based (Philox, Salmon et al. 2011): nothing is drawn in order, so nothing depends on one.
+Rows without masks and filters are drawn together where there is an extension, to the same bits.
 
 Shapes: S rows, V vocabulary, C candidate tokens in ascending order of id.
 """
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .draw import Noise, draw
 from .sampling_params import SamplingParams
 
 Floats = NDArray[np.float64]
@@ -96,16 +98,31 @@ def sample(logits_SV: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """
     if len(rows) != len(logits_SV):
         raise ValueError(f"{len(logits_SV)} rows of logits, {len(rows)} rows to sample")
-    return [
-        _sample_row(logits_V, row)
-        for logits_V, row in zip(logits_SV.cpu().numpy(), rows, strict=True)
-    ]
+    logits = logits_SV.cpu().numpy()
+    plain = [at for at, row in enumerate(rows) if _is_plain(row.params, logits.shape[1])]
+    drawn = draw(
+        logits if len(plain) == len(rows) else logits[plain],
+        [rows[at].params.temperature for at in plain],
+        [Noise(rows[at].seed, rows[at].trajectory, rows[at].position) for at in plain],
+    )
+    sampled = {
+        at: Sampled(
+            token=one.token,
+            logprob_raw=one.logprob_raw,
+            logprob=one.logprob,
+            done_choice=False,
+        )
+        for at, one in zip(plain, drawn, strict=True)
+        if one is not None
+    }
+    return [sampled.get(at) or sample_row(logits[at], row) for at, row in enumerate(rows)]
 
 
 def uniform_noise(*, seed: int, trajectory: int, position: int, vocab_size: int) -> Floats:
     """[V] between 0 and 1, both excluded: a function of its arguments and nothing else."""
     mask = (1 << 64) - 1
-    bits = np.random.Philox(key=[seed & mask, trajectory & mask], counter=[position, 0, 0, 0])
+    key = np.array([seed & mask, trajectory & mask], dtype=np.uint64)  # else large ones are rounded
+    bits = np.random.Philox(key=key, counter=np.array([position, 0, 0, 0], dtype=np.uint64))
     uniform_V = np.random.Generator(bits).random(vocab_size)
     uniform_V += 2.0**-54  # never zero; one would need 1 - 2^-54, which is not representable
     return uniform_V
@@ -148,7 +165,16 @@ def _starts(choice: tuple[int, ...], beginning: tuple[int, ...]) -> bool:
     return choice[: len(beginning)] == beginning
 
 
-def _sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
+def _is_plain(params: SamplingParams, vocab_size: int) -> bool:
+    """The token comes from the whole vocabulary."""
+    if params.choices or params.allowed_token_ids:
+        return False
+    has_filter = 0 < params.top_k < vocab_size or params.top_p < 1
+    return params.temperature == 0 or not has_filter
+
+
+def sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
+    """What `sample` returns for one row: the reference, and the only way for masks and filters."""
     params = row.params
     raw_V = _log_softmax(logits_V.astype(np.float64))
     allowed = allowed_next(params, row.generated)

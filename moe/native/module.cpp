@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "sampling.h"
 
 namespace {
 
@@ -388,6 +389,19 @@ PyObject *put_rows(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
   Py_RETURN_NONE;
 }
 
+PyObject *draw(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
+  Arguments next(args, nargs, 7);
+  auto *out = next.at<double>();
+  auto *logits = next.at<const float>();
+  auto *temperature = next.at<const double>();
+  auto *noise = next.at<const uint64_t>();
+  const int64_t num_rows = next.size(), size = next.size();
+  auto *weights = next.at<double>();
+  if (!next.good()) return nullptr;
+  interlace::draw(out, logits, temperature, noise, num_rows, size, weights);
+  Py_RETURN_NONE;
+}
+
 PyObject *instructions(PyObject *module, PyObject *) {
   auto *kernels = *static_cast<const interlace::Kernels **>(PyModule_GetState(module));
   return PyUnicode_FromString(kernels == nullptr ? "" : kernels->name);
@@ -450,6 +464,7 @@ PyMethodDef methods[] = {
     TYPED(attention_block, 32),
     PLAIN(deal),
     PLAIN(put_rows),
+    PLAIN(draw),
     {nullptr, nullptr, 0, nullptr},
 };
 
