@@ -5,6 +5,7 @@
 
 #include "sampling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -79,10 +80,11 @@ EVERY_WIDTH double exponentials(double *weights, const float *logits, double pea
   return total;
 }
 
-// Whether any token of a block could get as far as `reached`: weight >= reached * (1 - uniform).
-EVERY_WIDTH bool any_gets_to(const double *weights, const double *gaps, double reached, int64_t size) {
+// Whether any token of a block could get as far as `reached`.
+EVERY_WIDTH bool any_gets_to(double reached, const double *weights, const double *uniform,
+                             int64_t size) {
   int found = 0;
-  for (int64_t at = 0; at < size; at++) found |= weights[at] >= reached * gaps[at];
+  for (int64_t at = 0; at < size; at++) found |= weights[at] >= reached * (1 - uniform[at]);
   return found != 0;
 }
 
@@ -90,30 +92,36 @@ EVERY_WIDTH bool any_gets_to(const double *weights, const double *gaps, double r
 // numbers between 0 and 1.
 struct Noise {
   uint64_t key0, key1, first;
-
-  void four(double *uniform, uint64_t block) const {
-    uint64_t a = first + block + 1, b = a < first + 1 ? 1 : 0, c = 0, d = 0, k0 = key0, k1 = key1;
-    for (int round = 0; round < 10; round++) {
-      const unsigned __int128 one = static_cast<unsigned __int128>(a) * 0xD2E7470EE14C6C93u;
-      const unsigned __int128 two = static_cast<unsigned __int128>(c) * 0xCA5A826395121157u;
-      a = static_cast<uint64_t>(two >> 64) ^ b ^ k0;
-      c = static_cast<uint64_t>(one >> 64) ^ d ^ k1;
-      b = static_cast<uint64_t>(two);
-      d = static_cast<uint64_t>(one);
-      k0 += 0x9E3779B97F4A7C15u;
-      k1 += 0xBB67AE8584CAA73Bu;
-    }
-    const uint64_t bits[] = {a, b, c, d};
-    for (int nth = 0; nth < 4; nth++)
-      uniform[nth] = static_cast<double>(static_cast<int64_t>(bits[nth] >> 11)) * 0x1p-53 + 0x1p-54;
-  }
-
-  double of(int64_t token) const {
-    double uniform[4];
-    four(uniform, token / 4);
-    return uniform[token % 4];
-  }
 };
+
+// Philox4x64-10 (Salmon et al. 2011), in numpy's order: the block's four numbers of 64 bits.
+inline __attribute__((always_inline)) void philox(uint64_t *bits, const Noise &noise,
+                                                  uint64_t block) {
+  uint64_t a = noise.first + 1 + block, b = a <= noise.first, c = 0, d = 0;
+  uint64_t k0 = noise.key0, k1 = noise.key1;
+  for (int round = 0; round < 10; round++) {
+    const unsigned __int128 one = static_cast<unsigned __int128>(a) * 0xD2E7470EE14C6C93u;
+    const unsigned __int128 two = static_cast<unsigned __int128>(c) * 0xCA5A826395121157u;
+    a = static_cast<uint64_t>(two >> 64) ^ b ^ k0;
+    c = static_cast<uint64_t>(one >> 64) ^ d ^ k1;
+    b = static_cast<uint64_t>(two);
+    d = static_cast<uint64_t>(one);
+    k0 += 0x9E3779B97F4A7C15u;
+    k1 += 0xBB67AE8584CAA73Bu;
+  }
+  bits[0] = a, bits[1] = b, bits[2] = c, bits[3] = d;
+}
+
+inline __attribute__((always_inline)) double between_0_and_1(uint64_t bits) {
+  return static_cast<double>(static_cast<int64_t>(bits >> 11)) * 0x1p-53 + 0x1p-54;
+}
+
+// The noise of BLOCK tokens from `start` on, a multiple of 4.
+EVERY_WIDTH void fill(double *uniform, const Noise &noise, int64_t start) {
+  uint64_t bits[BLOCK];
+  for (int64_t at = 0; at < BLOCK; at += 4) philox(bits + at, noise, (start + at) / 4);
+  for (int64_t at = 0; at < BLOCK; at++) uniform[at] = between_0_and_1(bits[at]);
+}
 
 // What is said of a row; token -1: nothing.
 struct Drawn {
@@ -125,48 +133,48 @@ struct Candidates {
   int64_t tokens[MOST_CANDIDATES];
   double uniform[MOST_CANDIDATES];
   int count = 0;
-  bool complete = true;
 
   void add(int64_t token, double value) {
-    complete = complete && count < MOST_CANDIDATES;
-    if (!complete) return;
+    if (count == MOST_CANDIDATES) return;
     tokens[count] = token;
     uniform[count++] = value;
   }
 };
 
+// How far a token gets at least.
+double gets_to(double weight, double uniform) {
+  return weight / -std::log(uniform) * (1 - ROUNDING);
+}
+
 // Tokens of which each could be the one: as -log u > 1 - u, none gets beyond weight / (1 - u), and
 // whoever gets less far than another certainly does is not looked at.
-Candidates with_noise(const double *weights, const float *logits, float peak, const Noise &noise,
-                      int64_t size) {
+Candidates with_noise(const double *weights, int64_t likeliest, const Noise &noise, int64_t size) {
   Candidates found;
-  int64_t likeliest = 0;
-  while (logits[likeliest] != peak) likeliest++;
-  double reached = weights[likeliest] / -std::log(noise.of(likeliest)) * (1 - ROUNDING);
-  double uniform[BLOCK], gaps[BLOCK];
+  uint64_t bits[4];
+  philox(bits, noise, likeliest / 4);
+  double reached = gets_to(weights[likeliest], between_0_and_1(bits[likeliest % 4]));
+  double uniform[BLOCK];
   for (int64_t start = 0; start < size; start += BLOCK) {
+    const double *of = weights + start;
     const int64_t count = size - start < BLOCK ? size - start : BLOCK;
-    for (int64_t at = 0; at < count; at += 4) noise.four(uniform + at, (start + at) / 4);
-    for (int64_t at = 0; at < count; at++) gaps[at] = 1 - uniform[at];
-    if (!any_gets_to(weights + start, gaps, reached, count)) continue;
+    fill(uniform, noise, start);
+    if (!any_gets_to(reached, of, uniform, count)) continue;
     for (int64_t at = 0; at < count; at++) {
-      if (!(weights[start + at] >= reached * gaps[at])) continue;
+      if (!(of[at] >= reached * (1 - uniform[at]))) continue;
       found.add(start + at, uniform[at]);
-      const double gets_to = weights[start + at] / -std::log(uniform[at]) * (1 - ROUNDING);
-      reached = gets_to > reached ? gets_to : reached;
+      reached = std::max(reached, gets_to(of[at], uniform[at]));
     }
   }
   return found;
 }
 
-// All that rounding could make as likely as the likeliest.
-Candidates most_likely(const float *logits, float peak, int64_t size) {
+// Those with at least so large a logit, up to a `most` of them.
+Candidates at_least(float least, const float *logits, int64_t size, int most) {
   Candidates found;
-  const float least = static_cast<float>(peak - ROUNDING);
-  for (int64_t start = 0; start < size; start += BLOCK) {
+  for (int64_t start = 0; start < size && found.count < most; start += BLOCK) {
     const int64_t count = size - start < BLOCK ? size - start : BLOCK;
     if (largest(logits + start, count) < least) continue;
-    for (int64_t at = start; at < start + count; at++)
+    for (int64_t at = start; at < start + count && found.count < most; at++)
       if (logits[at] >= least) found.add(at, 0.5);
   }
   return found;
@@ -188,9 +196,10 @@ Drawn row(const float *logits, double temperature, const Noise &noise, int64_t s
   const double own_sum =
       factor == 1.0 ? sum : exponentials(weights, logits, peak, factor, size);
   if (!(sum >= 1 && std::isfinite(sum) && own_sum >= 1 && std::isfinite(own_sum))) return unknown;
-  const Candidates few = greedy ? most_likely(logits, peak, size)
-                                : with_noise(weights, logits, peak, noise, size);
-  if (!few.complete) return unknown;
+  const Candidates few =
+      greedy ? at_least(static_cast<float>(peak - ROUNDING), logits, size, MOST_CANDIDATES)
+             : with_noise(weights, at_least(peak, logits, size, 1).tokens[0], noise, size);
+  if (few.count == MOST_CANDIDATES) return unknown;  // there may be more
 
   const double log_sum = std::log(sum), own_log_sum = std::log(own_sum);
   double best = -INFINITY, next = -INFINITY;
