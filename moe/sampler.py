@@ -119,10 +119,14 @@ def sample(logits_SV: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 
 
 def uniform_noise(*, seed: int, trajectory: int, position: int, vocab_size: int) -> Floats:
-    """[V] between 0 and 1, both excluded: a function of its arguments and nothing else."""
+    """[V] between 0 and 1, both excluded: a function of its arguments and nothing else.
+
+    The position has a word of the counter to itself: the first counts a position's blocks of four
+    tokens, and what two positions have in common would be tokens drawn alike.
+    """
     mask = (1 << 64) - 1
     key = np.array([seed & mask, trajectory & mask], dtype=np.uint64)  # else large ones are rounded
-    bits = np.random.Philox(key=key, counter=np.array([position, 0, 0, 0], dtype=np.uint64))
+    bits = np.random.Philox(key=key, counter=np.array([0, position, 0, 0], dtype=np.uint64))
     uniform_V = np.random.Generator(bits).random(vocab_size)
     uniform_V += 2.0**-54  # never zero; one would need 1 - 2^-54, which is not representable
     return uniform_V

@@ -91,13 +91,13 @@ EVERY_WIDTH bool any_gets_to(double reached, const double *weights, const double
 // Philox4x64-10 (Salmon et al. 2011), by key and a counter's first word, in numpy's order: four
 // numbers between 0 and 1.
 struct Noise {
-  uint64_t key0, key1, first;
+  uint64_t key0, key1, position;
 };
 
 // Philox4x64-10 (Salmon et al. 2011), in numpy's order: the block's four numbers of 64 bits.
 inline __attribute__((always_inline)) void philox(uint64_t *bits, const Noise &noise,
                                                   uint64_t block) {
-  uint64_t a = noise.first + 1 + block, b = a <= noise.first, c = 0, d = 0;
+  uint64_t a = 1 + block, b = noise.position, c = 0, d = 0;
   uint64_t k0 = noise.key0, k1 = noise.key1;
   for (int round = 0; round < 10; round++) {
     const unsigned __int128 one = static_cast<unsigned __int128>(a) * 0xD2E7470EE14C6C93u;
