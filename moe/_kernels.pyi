@@ -45,6 +45,8 @@ def experts(
     out: int,
     x: int,
     x_stride: int,
+    reads: int,
+    writes: int,
     hidden: int,
     width: int,
     counts: Sequence[int],
@@ -81,11 +83,14 @@ def choose(
 def mix(
     item_size: int,
     out: int,
+    residual: int,
     outputs: int,
+    places: int,
     weights: int,
     rows: int,
     top_k: int,
     width: int,
+    factor: float,
     /,
 ) -> None: ...
 def turn_heads(
@@ -159,7 +164,7 @@ def attention_block(
 ) -> None: ...
 def deal(
     to: int,
-    order: int,
+    places: int,
     counts: int,
     rows: int,
     row_bytes: int,
@@ -170,7 +175,7 @@ def deal(
     experts: int,
     /,
 ) -> None: ...
-def put_rows(to: int, rows: int, row_bytes: int, places: int, count: int, /) -> None: ...
+def by_expert(order: int, counts: int, members: int, experts: int, /) -> None: ...
 def draw(
     out: int,
     logits: int,

@@ -26,63 +26,60 @@ D = TypeVar("D")
 class Dispatched:
     """Rows that arrived for this rank's experts, and what is needed to send them back."""
 
-    rows_RD: torch.Tensor
-    """Sorted by expert, in the order of `Placement.experts_of`."""
+    rows_ND: torch.Tensor
+    """As they arrived."""
     expert_counts: tuple[int, ...]
-    """Rows of each own expert."""
-    arrival_R: torch.Tensor | None
-    """Place in order of arrival of each sorted row; None: they arrived sorted."""
-    sent_order: torch.Tensor
-    """[T * K] top-k slot of each output that comes back."""
-    top_k: int
+    """Rows of each own expert, in the order of `Placement.experts_of`."""
+    reads_R: torch.Tensor | None
+    """Where in `rows_ND` each row is, sorted by expert; None: they arrived sorted."""
+    writes_R: torch.Tensor | None
+    """Which output each row's is, when those owed to member 0 come first; None: they are sorted."""
+    place_TK: torch.Tensor
+    """Where among the outputs that come back each slot of this rank's rows is."""
     sent: tuple[int, ...]
     """Outputs each member owes this rank."""
     received: tuple[int, ...]
     """Outputs this rank owes each member."""
 
-    def in_order_of_arrival(self, y_RD: torch.Tensor) -> torch.Tensor:
-        """[R, D] the experts' outputs, member 0's rows first."""
-        if self.arrival_R is None:
+    def sorted_rows(self) -> torch.Tensor:
+        """[R, D]"""
+        return self.rows_ND if self.reads_R is None else self.rows_ND.index_select(0, self.reads_R)
+
+    def in_order(self, y_RD: torch.Tensor) -> torch.Tensor:
+        """[R, D] sorted outputs in the order in which they are sent back."""
+        if self.writes_R is None:
             return y_RD
-        return placed(y_RD, self.arrival_R)
-
-    def into_slots(self, returned: torch.Tensor) -> torch.Tensor:
-        """[T, K, D] from what came back for this rank's rows, member 0's outputs first."""
-        slots = placed(returned, self.sent_order)
-        return slots.view(len(slots) // self.top_k, self.top_k, slots.shape[1])
+        return torch.empty_like(y_RD).index_copy_(0, self.writes_R, y_RD)
 
 
-def placed(rows_RD: torch.Tensor, place_R: torch.Tensor) -> torch.Tensor:
-    """[R, D] row i at ``place_R[i]``; the places are all there are, each once."""
-    if kernels.native is None or rows_RD.device.type != "cpu":
-        return torch.empty_like(rows_RD).index_copy_(0, place_R, rows_RD)
-    if len(place_R) != len(rows_RD):
-        raise ValueError(f"{len(rows_RD)} rows for {len(place_R)} places")
-    rows_RD = rows_RD.contiguous()
-    out_RD = torch.empty_like(rows_RD)
-    kernels.native.put_rows(
-        out_RD.data_ptr(),
-        rows_RD.data_ptr(),
-        rows_RD.shape[1] * rows_RD.element_size(),
-        place_R.data_ptr(),
-        rows_RD.shape[0],
-    )
-    return out_RD
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """Outputs that came back for this rank's rows."""
+
+    outputs_ND: torch.Tensor
+    place_TK: torch.Tensor
+    """Which of them each slot's is."""
+
+    def in_slots(self) -> torch.Tensor:
+        """[T, K, D]"""
+        slots = self.outputs_ND.index_select(0, self.place_TK.flatten())
+        return slots.view(*self.place_TK.shape, slots.shape[1])
 
 
 def deal(
     x_TD: torch.Tensor, topk_TK: torch.Tensor, num_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[T * K] slots by expert, then by row; [X] how many each expert has; [T * K, D] their rows."""
+    """[T * K, D] rows by expert, then as they come; [T, K] where each slot's is; [X] how many each
+    expert has."""
     x_TD, topk_TK = x_TD.contiguous(), topk_TK.contiguous()
     num_slots, top_k = topk_TK.numel(), topk_TK.shape[1]
     row_bytes = x_TD.shape[1] * x_TD.element_size()
-    order = torch.empty(num_slots, dtype=torch.int64)
+    place_TK = torch.empty_like(topk_TK)
     counts_X = torch.empty(num_experts, dtype=torch.int64)
     rows = x_TD.new_empty((num_slots, x_TD.shape[1]))
     kernels.native.deal(
         rows.data_ptr(),
-        order.data_ptr(),
+        place_TK.data_ptr(),
         counts_X.data_ptr(),
         x_TD.data_ptr(),
         row_bytes,
@@ -92,7 +89,7 @@ def deal(
         top_k,
         num_experts,
     )
-    return order, counts_X, rows
+    return rows, place_TK, counts_X
 
 
 class Dispatcher(Protocol[D]):
@@ -100,23 +97,24 @@ class Dispatcher(Protocol[D]):
 
     async def dispatch(self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> D: ...
 
-    async def combine(self, stage: str, y: torch.Tensor, dispatched: D, /) -> torch.Tensor:
-        """[T, K, D] the experts' outputs `y` for this rank's rows, in their top-k slots."""
+    async def combine(self, stage: str, y: torch.Tensor, dispatched: D, /) -> Returned:
+        """The experts' outputs for this rank's rows. `y` are those of the rows that arrived, in the
+        order of `Dispatched.writes_R`, or of `Padded.rows_ND` for every expert."""
         ...
 
 
-async def send_back(stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
-    """[T, K, D] in the owners' slots: ``{stage}.combine`` moves exactly the outputs there are."""
-    returned = await perform(
+async def send_back(stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> Returned:
+    """``{stage}.combine`` moves exactly the outputs there are."""
+    outputs_ND = await perform(
         Exchange(
             role="ep",
             stage=f"{stage}.combine",
-            payload=dispatched.in_order_of_arrival(y_RD),
+            payload=y_RD,
             send=dispatched.received,
             recv=dispatched.sent,
         )
     )
-    return dispatched.into_slots(returned)
+    return Returned(outputs_ND=outputs_ND, place_TK=dispatched.place_TK)
 
 
 class AllToAllDispatcher:
@@ -140,7 +138,7 @@ class AllToAllDispatcher:
         self._rank_in_order_X = None if contiguous else np.argsort(np.array(order))
 
     async def dispatch(self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> Dispatched:
-        sent_order, counts_X, rows = self._pack(x_TD, topk_TK)
+        rows, place_TK, counts_X = self._pack(x_TD, topk_TK)
         own = (self._experts_per_rank[self._ep_rank],) * self._placement.ep_size
         arrived_counts = await perform(
             Exchange(
@@ -152,30 +150,34 @@ class AllToAllDispatcher:
             )
         )
         sent = self._rows_per_rank(counts_X)
-        counts_by_source = arrived_counts.cpu().numpy().reshape(self._placement.ep_size, own[0])
+        arrived_counts = arrived_counts.cpu().contiguous()
+        counts_by_source = arrived_counts.numpy().reshape(self._placement.ep_size, own[0])
         received = tuple(counts_by_source.sum(1).tolist())
         arrived = await perform(
             Exchange(role="ep", stage=f"{stage}.dispatch", payload=rows, send=sent, recv=received)
         )
-        arrival_R = self._sort_by_expert(counts_by_source, arrived)
+        order_R = None
+        if self._placement.ep_size > 1:
+            order = order_by_expert(arrived_counts, own[0])
+            order_R = to_device(order.numpy(), arrived.device)
         return Dispatched(
-            rows_RD=arrived if arrival_R is None else arrived.index_select(0, arrival_R),
+            rows_ND=arrived,
             expert_counts=tuple(counts_by_source.sum(0).tolist()),
-            arrival_R=arrival_R,
-            sent_order=sent_order,
-            top_k=topk_TK.shape[1],
+            reads_R=order_R,
+            writes_R=order_R,
+            place_TK=place_TK,
             sent=sent,
             received=received,
         )
 
-    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> Returned:
         return await send_back(stage, y_RD, dispatched)
 
     def _pack(
         self, x_TD: torch.Tensor, topk_TK: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Slots sorted by expert in sending order, rows per expert, and the rows themselves: in one
-        call where there is an extension and experts are sent in their own order."""
+        """Rows by expert in sending order, where each slot's is, and how many each expert has: in
+        one call where there is an extension and experts are sent in their own order."""
         on_cpu = x_TD.device.type == "cpu"
         if kernels.native is not None and on_cpu and self._rank_in_order_X is None:
             return deal(x_TD, topk_TK, self._placement.num_experts)
@@ -193,19 +195,28 @@ class AllToAllDispatcher:
         counts_X = key.new_zeros(self._placement.num_experts)
         counts_X.scatter_add_(0, key, torch.ones_like(key))
         rows = x_TD.index_select(0, sent_order // topk_TK.shape[1])
-        return sent_order, counts_X, rows
+        place_TK = torch.empty_like(key).index_copy_(
+            0, sent_order, torch.arange(len(key), device=key.device)
+        )
+        return rows, place_TK.view_as(topk_TK), counts_X
 
     def _rows_per_rank(self, counts_X: torch.Tensor) -> tuple[int, ...]:
         counts = counts_X.tolist()
         return tuple(sum(counts[first:end]) for first, end in self._experts_of_rank)
 
-    def _sort_by_expert(
-        self, counts_by_source: np.ndarray[tuple[int, int], np.dtype[np.int64]], rows: torch.Tensor
-    ) -> torch.Tensor | None:
-        if self._placement.ep_size == 1:
-            return None
-        num_own = counts_by_source.shape[1]
-        expert_R = np.repeat(
-            np.tile(np.arange(num_own), self._placement.ep_size), counts_by_source.ravel()
-        )
-        return to_device(np.argsort(expert_R, kind="stable"), rows.device)
+
+def order_by_expert(counts: torch.Tensor, num_own: int) -> torch.Tensor:
+    """[R] the rows of the first own expert, in the order in which they arrived, then the next
+    one's. Each source's rows came sorted by expert; `counts` are its experts', source by source."""
+    if kernels.native is None:
+        return order_in_torch(counts, num_own)
+    order_R = torch.empty(int(counts.sum()), dtype=torch.int64)
+    num_sources = len(counts) // num_own if num_own else 0
+    kernels.native.by_expert(order_R.data_ptr(), counts.data_ptr(), num_sources, num_own)
+    return order_R
+
+
+def order_in_torch(counts: torch.Tensor, num_own: int) -> torch.Tensor:
+    """The same, operation by operation."""
+    expert = torch.arange(len(counts)) % max(num_own, 1)
+    return torch.argsort(expert.repeat_interleave(counts), stable=True)

@@ -7,7 +7,7 @@ import torch
 
 from interlace.comm.collectives import Exchange, perform
 
-from .dispatch import Dispatched
+from .dispatch import Dispatched, Returned
 from .dispatch_labels import Labels, check_capacity, lead_blocks, places, with_labels
 from .placement import Placement
 from .to_device import to_device
@@ -45,18 +45,18 @@ class FixedDispatcher:
         )
         return self._labels.select(arrived, topk_TK)
 
-    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> Returned:
         owed = tuple(
-            self._capacity * min(dispatched.top_k, len(self._placement.experts_of(member)))
+            self._capacity
+            * min(dispatched.place_TK.shape[1], len(self._placement.experts_of(member)))
             for member in range(self._placement.ep_size)
         )
         mine = (owed[self._ep_rank],) * len(owed)
         payload = y_RD.new_zeros((sum(mine), y_RD.shape[1]))
-        payload.index_copy_(
-            0, places(dispatched.received, mine, y_RD), dispatched.in_order_of_arrival(y_RD)
-        )
-        returned = await perform(
+        payload.index_copy_(0, places(dispatched.received, mine, y_RD), y_RD)
+        outputs_ND = await perform(
             Exchange(role="ep", stage=f"{stage}.combine", payload=payload, send=mine, recv=owed)
         )
-        real = returned.index_select(0, places(dispatched.sent, owed, returned))
-        return dispatched.into_slots(real)
+        place_TK = dispatched.place_TK
+        real = places(dispatched.sent, owed, outputs_ND)
+        return Returned(outputs_ND=outputs_ND, place_TK=real[place_TK])

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from interlace.comm.collectives import Gather, perform
 
-from .dispatch import Dispatched, send_back
+from .dispatch import Dispatched, Returned, send_back
 from .dispatch_labels import Labels, check_capacity, with_labels
 from .placement import Placement
 
@@ -31,5 +31,5 @@ class GatherDispatcher:
         parts = await perform(Gather(role="ep", stage=f"{stage}.dispatch", payload=padded))
         return self._labels.select(torch.cat(parts), topk_TK)
 
-    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+    async def combine(self, stage: str, y_RD: torch.Tensor, dispatched: Dispatched) -> Returned:
         return await send_back(stage, y_RD, dispatched)

@@ -75,16 +75,17 @@ class Labels:
         index_NK = self._own_index[labels_of(arrived_NW, top_k).cpu().numpy()]
         pair_P = np.flatnonzero(index_NK >= 0)
         expert_P = index_NK.ravel()[pair_P]
-        arrival_R = np.argsort(expert_P, kind="stable")
-        row_R = to_device(pair_P[arrival_R] // top_k, arrived_NW.device)
+        order_R = np.argsort(expert_P, kind="stable")
         per_member = index_NK.reshape(self._ep_size, -1)
         owner = self._owner_X[topk_TK.cpu().numpy()].ravel()
+        place = np.empty_like(owner)
+        place[np.argsort(owner, kind="stable")] = np.arange(len(owner))
         return Dispatched(
-            rows_RD=arrived_NW[:, :width].index_select(0, row_R),
+            rows_ND=arrived_NW[:, :width],
             expert_counts=_counts(expert_P, self._num_own),
-            arrival_R=to_device(arrival_R, arrived_NW.device),
-            sent_order=to_device(np.argsort(owner, kind="stable"), arrived_NW.device),
-            top_k=top_k,
+            reads_R=to_device(pair_P[order_R] // top_k, arrived_NW.device),
+            writes_R=to_device(order_R, arrived_NW.device),
+            place_TK=to_device(place, arrived_NW.device).view_as(topk_TK),
             sent=_counts(owner, self._ep_size),
             received=tuple((per_member >= 0).sum(1).tolist()),
         )

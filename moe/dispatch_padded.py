@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from interlace.comm.collectives import Exchange, Gather, perform
 
+from .dispatch import Returned
 from .dispatch_labels import check_capacity, labels_of, lead_blocks, with_labels
 from .placement import Placement
 from .to_device import to_device
@@ -85,7 +86,7 @@ class PaddedDispatcher:
             place_TK=self._places(owner_TK, row_TE),
         )
 
-    async def combine(self, stage: str, y_XND: torch.Tensor, dispatched: Padded) -> torch.Tensor:
+    async def combine(self, stage: str, y_XND: torch.Tensor, dispatched: Padded) -> Returned:
         index_NK = dispatched.index_NK
         num_rows, top_k = index_NK.shape
         most = min(top_k, self._num_own)
@@ -94,7 +95,7 @@ class PaddedDispatcher:
         index_NM = index_NK.gather(1, slot_NM).clamp(min=0)
         row_N1 = torch.arange(num_rows, device=index_NK.device)[:, None]
         chosen = (index_NM * num_rows + row_N1).flatten()
-        returned = await perform(
+        outputs_ND = await perform(
             Exchange(
                 role="ep",
                 stage=f"{stage}.combine",
@@ -103,9 +104,7 @@ class PaddedDispatcher:
                 recv=tuple(self._capacity * min(top_k, num) for num in self._experts_of),
             )
         )
-        place_TK = dispatched.place_TK
-        y_TKD: torch.Tensor = returned[place_TK]
-        return y_TKD
+        return Returned(outputs_ND=outputs_ND, place_TK=dispatched.place_TK)
 
     def _places(self, owner_TK: torch.Tensor, row_TE: torch.Tensor) -> torch.Tensor:
         """[T, K] a member's outputs lie by row, in the order in which it got them, then by slot."""

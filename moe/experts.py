@@ -1,6 +1,7 @@
 """The experts one rank owns.
 
-Shapes: R rows sorted by expert, D hidden, I width of an expert (padded), X own experts.
+Shapes: N rows in any order, R rows sorted by expert, D hidden, I width of an expert (padded), X own
+experts.
 """
 
 from __future__ import annotations
@@ -51,16 +52,43 @@ class Expert:
 
 
 def apply_experts(
-    experts: Sequence[Expert], x_RD: torch.Tensor, counts_X: Sequence[int]
+    experts: Sequence[Expert],
+    x_ND: torch.Tensor,
+    counts_X: Sequence[int],
+    *,
+    reads_R: torch.Tensor | None = None,
+    writes_R: torch.Tensor | None = None,
+    out_ND: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[R, D] each row's expert applied to it: one call of our kernels, or one product per expert
-    and matrix.
+    """Each row's expert applied to it: one call of our kernels, or one product per expert and
+    matrix.
 
-    Rows are sorted by expert; ``counts_X[i]`` of them belong to ``experts[i]``.
+    Rows are sorted by expert; ``counts_X[i]`` of them belong to ``experts[i]``. With `reads_R`,
+    row i of them is row ``reads_R[i]`` of x. Returned is `out_ND`, or new rows [R, D] if there is
+    none: output i is its row i, or with `writes_R` its row ``writes_R[i]``.
     """
     packed = [expert.packed for expert in experts if expert.packed is not None]
     if packed:
-        return kernels.apply_packed_experts(packed, x_RD, counts_X)
+        if out_ND is None:
+            num_rows = len(x_ND) if reads_R is None else len(reads_R)
+            out_ND = x_ND.new_empty((num_rows, x_ND.shape[1]))
+        kernels.apply_packed_experts(
+            packed, x_ND, counts_X, out_ND, reads_R=reads_R, writes_R=writes_R
+        )
+        return out_ND
+    x_RD = x_ND if reads_R is None else x_ND.index_select(0, reads_R)
+    y_RD = _apply_in_torch(experts, x_RD, counts_X)
+    if out_ND is None:
+        if writes_R is None:
+            return y_RD
+        out_ND = torch.empty_like(y_RD)
+    return out_ND.copy_(y_RD) if writes_R is None else out_ND.index_copy_(0, writes_R, y_RD)
+
+
+def _apply_in_torch(
+    experts: Sequence[Expert], x_RD: torch.Tensor, counts_X: Sequence[int]
+) -> torch.Tensor:
+    """[R, D]"""
     busy = [(expert, count) for expert, count in zip(experts, counts_X, strict=True) if count]
     if not busy:
         return x_RD

@@ -6,7 +6,8 @@ AVX-512 with bfloat16, or matrix tiles (AMX) too. What they do, torch does elsew
 has both, side by side. The sums of a row have a fixed order, so equal rows give equal bits whatever
 else is in the batch.
 
-Shapes: T rows, K inputs, N outputs, R rows sorted by expert, D hidden, I width of an expert.
+Shapes: T rows, K inputs, N outputs or rows in any order, R rows sorted by expert, D hidden, I width
+of an expert.
 """
 
 from __future__ import annotations
@@ -182,29 +183,46 @@ class PackedHeads:
 
 
 def apply_packed_experts(
-    experts: Sequence[PackedExpert], x_RD: torch.Tensor, counts_X: Sequence[int]
-) -> torch.Tensor:
-    """[R, D] each row's expert applied to it; rows are sorted by expert. All in one call."""
-    num_rows, width = x_RD.shape
+    experts: Sequence[PackedExpert],
+    x_ND: torch.Tensor,
+    counts_X: Sequence[int],
+    out_ND: torch.Tensor,
+    *,
+    reads_R: torch.Tensor | None = None,
+    writes_R: torch.Tensor | None = None,
+) -> None:
+    """Each row's expert applied to it, into `out_ND`. All in one call.
+
+    Rows are sorted by expert. With `reads_R`, row i of them is row ``reads_R[i]`` of x; with
+    `writes_R` its output becomes row ``writes_R[i]`` of `out_ND`.
+    """
+    num_rows, width = x_ND.shape
     hidden, dtype = experts[0].hidden, experts[0].dtype
-    if sum(counts_X) != num_rows or x_RD.dtype != dtype or width != hidden:
+    num_read = num_rows if reads_R is None else len(reads_R)
+    num_written = len(out_ND) if writes_R is None else len(writes_R)
+    if sum(counts_X) != num_read or x_ND.dtype != dtype or width != hidden:
         raise ValueError(
-            f"{num_rows} rows of {width} {x_RD.dtype}, but the experts get {sum(counts_X)} rows of "
+            f"{num_read} rows of {width} {x_ND.dtype}, but the experts get {sum(counts_X)} rows of "
             f"{hidden} in {dtype}"
         )
-    x_RD = _dense(x_RD)
-    out_RD = x_RD.new_empty(x_RD.shape)
+    if num_written != num_read or out_ND.shape[1] != hidden or not out_ND.is_contiguous():
+        raise ValueError(
+            f"{num_read} outputs of {hidden}, but there is room for {num_written} of "
+            f"{out_ND.shape[1]}, {out_ND.stride(0)} apart"
+        )
+    x_ND = _dense(x_ND)
     native.experts(
         dtype.itemsize,
-        out_RD.data_ptr(),
-        x_RD.data_ptr(),
-        x_RD.stride(0),
+        out_ND.data_ptr(),
+        x_ND.data_ptr(),
+        x_ND.stride(0),
+        0 if reads_R is None else reads_R.data_ptr(),
+        0 if writes_R is None else writes_R.data_ptr(),
         hidden,
         experts[0].width,
         counts_X,
         [address for expert in experts for address in expert.addresses],
     )
-    return out_RD
 
 
 def _dense(rows: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """One layer's experts on one rank: choosing, applying and adding up.
 
-Shapes: T rows of this rank, D hidden, K experts a row goes to, R rows received, N rows received
-with their padding, X experts of this rank.
+Shapes: T rows of this rank, D hidden, K experts a row goes to, R rows received, N outputs that come
+back or rows received with their padding, X experts of this rank.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 from interlace.comm.collectives import preemption_point
 
 from . import kernels
-from .dispatch import Dispatched
+from .dispatch import Dispatched, Returned
 from .dispatch_padded import Padded
 from .experts import Expert, apply_experts
 from .linear import Linear
+from .norm import add
 from .parts import Mixture
 from .router import Routing, padded_sigmoid, route
 
@@ -62,30 +63,57 @@ class MixtureLayer:
         """[R, D] each row's expert applied to it; of padded rows [X, N, D], every expert to all."""
         if isinstance(dispatched, Padded):
             return apply_all(self.experts, dispatched.rows_ND)
-        return apply_experts(self.experts, dispatched.rows_RD, dispatched.expert_counts)
+        return apply_experts(
+            self.experts,
+            dispatched.rows_ND,
+            dispatched.expert_counts,
+            reads_R=dispatched.reads_R,
+            writes_R=dispatched.writes_R,
+        )
 
     async def apply_preemptibly(self, dispatched: Dispatched) -> torch.Tensor:
         """[R, D] the same bits, with preemption points between pieces of a millisecond at most."""
-        tiled = dispatched.rows_RD.dtype == torch.bfloat16 and kernels.has_tiles()
+        tiled = dispatched.rows_ND.dtype == torch.bfloat16 and kernels.has_tiles()
         most = TILED_PIECE_ROWS if tiled else PIECE_ROWS
         pieces = pieces_of(dispatched.expert_counts, most)
         if len(pieces) < 2:
             return self.apply(dispatched)
-        y_RD = torch.empty_like(dispatched.rows_RD)
+        x_ND, reads_R, writes_R = dispatched.rows_ND, dispatched.reads_R, dispatched.writes_R
+        y_RD = x_ND.new_empty((pieces[-1].rows.stop, x_ND.shape[1]))
         for piece in pieces:
-            if piece.rows.start:
+            rows = piece.rows
+            if rows.start:
                 await preemption_point()
-            rows_RD = dispatched.rows_RD[piece.rows]
-            y_RD[piece.rows] = apply_experts(self.experts[piece.experts], rows_RD, piece.counts)
+            apply_experts(
+                self.experts[piece.experts],
+                x_ND[rows] if reads_R is None else x_ND,
+                piece.counts,
+                reads_R=None if reads_R is None else reads_R[rows],
+                writes_R=None if writes_R is None else writes_R[rows],
+                out_ND=y_RD[rows] if writes_R is None else y_RD,
+            )
         return y_RD
 
+    def add_to(
+        self,
+        x_TD: torch.Tensor,
+        h_TD: torch.Tensor,
+        returned: Returned,
+        weight_TK: torch.Tensor,
+        factor: float,
+    ) -> torch.Tensor:
+        """[T, D] the residual with `factor` times the `total` added, to the bits of `add`."""
+        if self.shared is None and kernels.can_read(returned.outputs_ND, x_TD):
+            return _mix(returned, weight_TK, x_TD, factor)
+        return add(x_TD, self.total(h_TD, returned, weight_TK), factor)
+
     def total(
-        self, h_TD: torch.Tensor, y_TKD: torch.Tensor, weight_TK: torch.Tensor
+        self, h_TD: torch.Tensor, returned: Returned, weight_TK: torch.Tensor
     ) -> torch.Tensor:
         """[T, D] the outputs weighted in float32 and summed in slot order, the shared one last."""
-        if self.shared is None and kernels.can_read(y_TKD):
-            return _mix(y_TKD, weight_TK)
-        total = weighted_sum(y_TKD, weight_TK)
+        if self.shared is None and kernels.can_read(returned.outputs_ND):
+            return _mix(returned, weight_TK)
+        total = weighted_sum(returned.in_slots(), weight_TK)
         if self.shared is not None:
             shared_TD = self.shared(h_TD).float()
             if self.shared_gate is not None:
@@ -138,18 +166,36 @@ def weighted_sum(y_TKD: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _mix(y_TKD: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
-    """`weighted_sum`, rounded to the outputs' type, to the bit."""
-    num_rows, top_k, width = y_TKD.shape
-    y_TKD, weight_TK = y_TKD.contiguous(), weight_TK.contiguous()
-    out_TD = y_TKD.new_empty((num_rows, width))
+def _mix(
+    returned: Returned,
+    weight_TK: torch.Tensor,
+    x_TD: torch.Tensor | None = None,
+    factor: float = 1.0,
+) -> torch.Tensor:
+    """`weighted_sum`, rounded to the outputs' type, and `add` to a residual, to the bit: one pass
+    over the outputs where they are."""
+    num_rows, top_k = weight_TK.shape
+    outputs_ND, place_TK = returned.outputs_ND.contiguous(), returned.place_TK.contiguous()
+    weight_TK = weight_TK.contiguous()
+    width = outputs_ND.shape[1]
+    if place_TK.shape != weight_TK.shape or (x_TD is not None and x_TD.shape != (num_rows, width)):
+        raise ValueError(
+            f"outputs of {width} for {tuple(place_TK.shape)} slots, but weights for "
+            f"{tuple(weight_TK.shape)}" + ("" if x_TD is None else f", to add to {x_TD.shape}")
+        )
+    if x_TD is not None:
+        x_TD = x_TD.contiguous()
+    out_TD = outputs_ND.new_empty((num_rows, width))
     kernels.native.mix(
-        y_TKD.element_size(),
+        outputs_ND.element_size(),
         out_TD.data_ptr(),
-        y_TKD.data_ptr(),
+        0 if x_TD is None else x_TD.data_ptr(),
+        outputs_ND.data_ptr(),
+        place_TK.data_ptr(),
         weight_TK.data_ptr(),
         num_rows,
         top_k,
         width,
+        factor,
     )
     return out_TD

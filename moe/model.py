@@ -124,11 +124,10 @@ class Model:
         for index, layer in enumerate(weights.layers):
             if layer.block is not None and pages is not None:
                 x_UD, h_UD, routing = layer.block(x_UD, rotation, pages, index, batch)
-                y_UD, topk_UK = await _mix(
-                    layer.mixture, context, dispatcher, f"{index}", h_UD, routing, shares.num_own
+                x_UD = await self._mix(
+                    layer, context, dispatcher, index, x_UD, h_UD, routing, shares.num_own
                 )
-                chosen.append(topk_UK)
-                x_UD = self.add(x_UD, y_UD)
+                chosen.append(routing.topk_TK)
                 continue
             rows_TX = self.pre_attention(layer, x_UD)
             if context.tp_size > 1:
@@ -156,13 +155,12 @@ class Model:
             x_UD, h_UD = self.post_attention(layer, x_UD, heads)
             if isinstance(layer.feed_forward, MixtureLayer):
                 routing = layer.feed_forward.route(h_UD)
-                y_UD, topk_UK = await _mix(
-                    layer.mixture, context, dispatcher, f"{index}", h_UD, routing, shares.num_own
+                x_UD = await self._mix(
+                    layer, context, dispatcher, index, x_UD, h_UD, routing, shares.num_own
                 )
-                chosen.append(topk_UK)
+                chosen.append(routing.topk_TK)
             else:
-                y_UD = layer.feed_forward(h_UD)
-            x_UD = self.add(x_UD, y_UD)
+                x_UD = self.add(x_UD, layer.feed_forward(h_UD))
         experts_TLK = self.stack_experts(chosen, batch.num_padded_rows)
         if context.tp_size > 1:
             x_UD = torch.cat(await perform(Gather(role="tp", stage="final.rows", payload=x_UD)))
@@ -240,6 +238,33 @@ class Model:
     def _norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
         return rms_norm(x_TD, weight_D, self.config.rms_eps)
 
+    async def _mix(
+        self,
+        layer: LayerWeights,
+        context: PathContext,
+        dispatcher: Dispatcher[Any],
+        index: int,
+        x_UD: torch.Tensor,
+        h_UD: torch.Tensor,
+        routing: Routing,
+        num_own: int,
+    ) -> torch.Tensor:
+        """[U, D] the residual with what the experts add to its real rows, the first `num_own`."""
+        mixture, stage = layer.mixture, f"{index}"
+        x_TD, h_TD, topk_TK, weight_TK = x_UD, h_UD, routing.topk_TK, routing.weight_TK
+        if num_own < len(x_UD):
+            x_TD, h_TD = x_TD[:num_own], h_TD[:num_own]
+            topk_TK, weight_TK = topk_TK[:num_own], weight_TK[:num_own]
+        dispatched = await dispatcher.dispatch(stage, h_TD, topk_TK)
+        if context.preemptible and isinstance(dispatched, Dispatched):
+            y_RD = await mixture.apply_preemptibly(dispatched)
+        else:
+            y_RD = mixture.apply(dispatched)
+        returned = await dispatcher.combine(stage, y_RD, dispatched)
+        factor = self.config.multipliers.residual
+        sum_TD = mixture.add_to(x_TD, h_TD, returned, weight_TK, factor)
+        return sum_TD if num_own == len(x_UD) else torch.cat((sum_TD, x_UD[num_own:]))
+
     def _check(self, weights: Weights, context: PathContext, description: Description) -> None:
         last = max(description.positions, default=0)
         if last >= self.config.max_positions:
@@ -277,24 +302,3 @@ class _Shares:
         by_rank = parts.unflatten(0, (self._tp_size, self._share))
         heads: torch.Tensor = by_rank.transpose(0, 1).flatten(1)
         return heads
-
-
-async def _mix(
-    mixture: MixtureLayer,
-    context: PathContext,
-    dispatcher: Dispatcher[Any],
-    stage: str,
-    h_UD: torch.Tensor,
-    routing: Routing,
-    num_own: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[U, D] what the experts add to each row, zero in padding rows, and [U, K] who they were."""
-    dispatched = await dispatcher.dispatch(stage, h_UD[:num_own], routing.topk_TK[:num_own])
-    if context.preemptible and isinstance(dispatched, Dispatched):
-        y_RD = await mixture.apply_preemptibly(dispatched)
-    else:
-        y_RD = mixture.apply(dispatched)
-    y_TKD = await dispatcher.combine(stage, y_RD, dispatched)
-    y_TD = mixture.total(h_UD[:num_own], y_TKD, routing.weight_TK[:num_own])
-    padding = h_UD.shape[0] - num_own
-    return F.pad(y_TD, (0, 0, 0, padding)) if padding else y_TD, routing.topk_TK

@@ -102,8 +102,8 @@ class ExactParts:
         routing = mixture.route(h_TD)
         dispatched = await self._dispatcher.dispatch(f"{index}", h_TD, routing.topk_TK)
         y_RD = mixture.apply(dispatched)
-        y_TKD = await self._dispatcher.combine(f"{index}", y_RD, dispatched)
-        return mixture.total(h_TD, y_TKD, routing.weight_TK)
+        returned = await self._dispatcher.combine(f"{index}", y_RD, dispatched)
+        return mixture.total(h_TD, returned, routing.weight_TK)
 
 
 def attention_of(layer: LayerWeights) -> GroupedQueryAttention:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from interlace.moe.dispatch import deal, placed
+from interlace.moe.dispatch import Returned, deal
 from interlace.moe.experts import apply_experts
 from interlace.moe.linear import Linear, can_pack
 from interlace.moe.mixture import MixtureLayer
@@ -165,15 +165,17 @@ class LooseExperts:
     def __call__(self, name: str, h_RD: torch.Tensor, routing: Routing) -> torch.Tensor:
         """[R, D]"""
         top_k = routing.topk_TK.shape[1]
-        order, counts_X, rows = deal(h_RD, routing.topk_TK, len(self._own.experts))
+        rows, place_TK, counts_X = deal(h_RD, routing.topk_TK, len(self._own.experts))
         counts = counts_X.tolist()
         if name in (OWN, ARRIVAL):
             y = apply_experts(self._own.experts, rows, counts)
         else:
             y = torch.cat([self._one(name, i, x) for i, x in enumerate(rows.split(counts))])
         if name == OWN:
-            slots = placed(y, order).unflatten(0, (-1, top_k))
-            return self._own.total(h_RD, slots, routing.weight_TK)
+            returned = Returned(outputs_ND=y, place_TK=place_TK)
+            return self._own.total(h_RD, returned, routing.weight_TK)
+        order = torch.empty(place_TK.numel(), dtype=torch.int64)
+        order[place_TK.flatten()] = torch.arange(len(order))
         weighted = y * routing.weight_TK.flatten()[order, None]
         out = torch.zeros_like(h_RD, dtype=torch.float32)
         return out.index_add_(0, order // top_k, weighted).to(h_RD.dtype)

@@ -71,10 +71,10 @@ class Work:
         if len(x_TK):
             self._add("products", 2.0 * len(x_TK) * size, 2.0 * size)
 
-    def experts(self, experts: Any, x_RD: Any, counts_X: Any) -> None:
-        size = 3 * x_RD.shape[1] * self._expert_size
+    def experts(self, experts: Any, x_ND: Any, counts_X: Any, **_: Any) -> None:
+        size = 3 * x_ND.shape[1] * self._expert_size
         busy = sum(1 for count in counts_X if count)
-        self._add("experts", 2.0 * len(x_RD) * size, 2.0 * busy * size)
+        self._add("experts", 2.0 * sum(counts_X) * size, 2.0 * busy * size)
 
     def attend(self, q_THE: Any, pages: Any, layer: int, batch: Batch, *, scale: float) -> None:
         self._add("attention", *self._attended(batch))
@@ -137,7 +137,7 @@ def watched(watch: Stopwatch, work: Work) -> Iterator[None]:
         time("heads", grouped_query, "turn_heads")
         time("routing", mixture, "route")
         time("norms, sums", model, "rms_norm", "add_and_norm", "add")
-        time("norms, sums", mixture.MixtureLayer, "total")
+        time("norms, sums", mixture.MixtureLayer, "add_to")
         time("sampling", group, "sample")
         for dispatcher in (AllToAllDispatcher, FixedDispatcher, GatherDispatcher):
             for name in ("dispatch", "combine"):

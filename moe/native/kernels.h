@@ -30,9 +30,11 @@ struct Product {
 // Rows sorted by expert through down(silu(gate(x)) * up(x)).
 template <class T>
 struct ExpertPass {
-  T *out;  // [rows, hidden]
+  T *out;  // rows of `hidden`
   const T *x;
   int64_t x_stride;
+  const int64_t *reads;   // which row of `x` each is; null: they lie in their order
+  const int64_t *writes;  // which row of `out` each becomes; null: they lie in their order
   int64_t hidden, width;
   int64_t experts;
   const int64_t *counts;          // rows of each expert
@@ -64,10 +66,13 @@ struct Choice {
 
 template <class T>
 struct Mix {
-  T *out;             // [rows, width]
-  const T *outputs;   // [rows, top_k, width]
-  const float *weights;  // [rows, top_k]
+  T *out;                 // [rows, width]
+  const T *residual;      // [rows, width]; null: out is the sum alone, otherwise x + factor * it
+  const T *outputs;       // rows of `width`
+  const int64_t *places;  // [rows, top_k] which of the outputs are a row's
+  const float *weights;   // [rows, top_k]
   int64_t rows, top_k, width;
+  float factor;
 };
 
 // Queries and keys normalised and rotated; keys and values put into their pages.

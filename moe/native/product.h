@@ -11,13 +11,14 @@ inline void put(T *to, const float *sums, int64_t columns) {
   }
 }
 
-// Puts the sums of a product where they belong.
+// Puts the sums of a product where they belong: row i is row places[i] of `out`, or i without them.
 template <class T>
-inline auto into(T *out, int64_t stride, int64_t outputs) {
+inline auto into(T *out, int64_t stride, int64_t outputs, const int64_t *places) {
   return [=](int64_t row, int64_t rows, int64_t unit, int64_t units, const float *sums) {
     const int64_t columns = lesser(units * UNIT, outputs - unit * UNIT);
-    for (int64_t nth = 0; nth < rows; nth++) {
-      put(out + (row + nth) * stride + unit * UNIT, sums + nth * MAX_UNITS * UNIT, columns);
+    for (int64_t nth = row; nth < row + rows; nth++) {
+      const int64_t place = places == nullptr ? nth : places[nth];
+      put(out + place * stride + unit * UNIT, sums + (nth - row) * MAX_UNITS * UNIT, columns);
     }
   };
 }
@@ -33,27 +34,47 @@ bool multiply(const Product<T> &p) {
     const Staged<T> *x =
         stage(scratch.get(), p.x + row * p.x_stride, p.x_stride, rows, p.inputs);
     multiply_staged<T>(x, stride, rows, p.packed, p.outputs, p.inputs,
-                    into(p.out + row * p.out_stride, p.out_stride, p.outputs));
+                    into<T>(p.out + row * p.out_stride, p.out_stride, p.outputs, nullptr));
   }
   return true;
 }
 
+// Rows [row, row + rows) of the pass as tiles read them.
+template <class T>
+inline const Staged<T> *rows_of_pass(Staged<T> *scratch, const ExpertPass<T> &p, int64_t row,
+                                     int64_t rows) {
+  if (p.reads == nullptr) {
+    return stage(scratch, p.x + row * p.x_stride, p.x_stride, rows, p.hidden);
+  }
+  for (int64_t nth = 0; nth < rows; nth++) {
+    stage_row(scratch + nth * p.hidden, p.x + p.reads[row + nth] * p.x_stride, p.hidden);
+  }
+  return scratch;
+}
+
 template <class T>
 bool experts(const ExpertPass<T> &p) {
-  const int64_t most = lesser(rows_of_block<T>(p.hidden), rows_of_block<T>(p.width));
-  Scratch<Staged<T>> staged(staged_size<T>(most, greater(p.hidden, p.width)));
+  int64_t highest = 0;
+  for (int64_t expert = 0; expert < p.experts; expert++) {
+    highest = greater(highest, p.counts[expert]);
+  }
+  const int64_t fitting = lesser(rows_of_block<T>(p.hidden), rows_of_block<T>(p.width));
+  const int64_t most = lesser(fitting, highest);
+  const int64_t chosen_size = p.reads == nullptr ? 0 : most * p.hidden;
+  Scratch<Staged<T>> staged(
+      greater(chosen_size, staged_size<T>(most, greater(p.hidden, p.width))));
   Scratch<T> inner(most * p.width);
   if (!staged.good() || !inner.good()) return false;
   T *gated = inner.get();
-  const int64_t x_stride = staged_stride<T>(p.hidden, p.x_stride);
+  const int64_t x_stride =
+      p.reads == nullptr ? staged_stride<T>(p.hidden, p.x_stride) : p.hidden;
   const int64_t inner_stride = staged_stride<T>(p.width, p.width);
   int64_t row = 0;
   for (int64_t expert = 0; expert < p.experts; expert++) {
     const T *gate_up = p.matrices[2 * expert], *down = p.matrices[2 * expert + 1];
     for (const int64_t end = row + p.counts[expert]; row < end;) {
       const int64_t rows = lesser(most, end - row);
-      const Staged<T> *x =
-          stage(staged.get(), p.x + row * p.x_stride, p.x_stride, rows, p.hidden);
+      const Staged<T> *x = rows_of_pass(staged.get(), p, row, rows);
       multiply_staged<T>(x, x_stride, rows, gate_up, 2 * p.width, p.hidden,
                       [&](int64_t first, int64_t high, int64_t unit, int64_t units,
                           const float *sums) {
@@ -63,8 +84,10 @@ bool experts(const ExpertPass<T> &p) {
                         }
                       });
       const Staged<T> *h = stage(staged.get(), gated, p.width, rows, p.width);
+      const bool placed = p.writes != nullptr;
       multiply_staged<T>(h, inner_stride, rows, down, p.hidden, p.width,
-                      into(p.out + row * p.hidden, p.hidden, p.hidden));
+                      into<T>(placed ? p.out : p.out + row * p.hidden, p.hidden, p.hidden,
+                              placed ? p.writes + row : nullptr));
       row += rows;
     }
   }

@@ -78,17 +78,23 @@ bool choose(const Choice<T> &c) {
   return true;
 }
 
+// Every step is rounded as if it stood alone: the sum, its multiple, and both with the residual.
 template <class T>
 void mix(const Mix<T> &m) {
   for (int64_t row = 0; row < m.rows; row++) {
-    const T *outputs = m.outputs + row * m.top_k * m.width;
+    const int64_t *places = m.places + row * m.top_k;
     const float *weights = m.weights + row * m.top_k;
+    T *out = m.out + row * m.width;
     for (int64_t at = 0; at < m.width; at += UNIT) {
-      Vec total = mul(widen(outputs + at), all(weights[0]));
+      Vec total = mul(widen(m.outputs + places[0] * m.width + at), all(weights[0]));
       for (int64_t nth = 1; nth < m.top_k; nth++) {
-        total = add(total, mul(widen(outputs + nth * m.width + at), all(weights[nth])));
+        const Vec output = widen(m.outputs + places[nth] * m.width + at);
+        total = add(total, mul(output, all(weights[nth])));
       }
-      narrow(m.out + row * m.width + at, total);
+      narrow(out + at, total);
+      if (m.residual == nullptr) continue;
+      if (m.factor != 1.0f) narrow(out + at, mul(widen(out + at), all(m.factor)));
+      narrow(out + at, add(widen(m.residual + row * m.width + at), widen(out + at)));
     }
   }
 }

@@ -15,6 +15,10 @@ template <class T>
 inline const T *stage(T *, const T *x, int64_t, int64_t, int64_t) {
   return x;
 }
+template <class T>
+inline void stage_row(T *to, const T *x, int64_t inputs) {
+  std::memcpy(to, x, static_cast<size_t>(inputs) * sizeof *x);
+}
 // Puts 16 values where a tile reads them, and says which values it will read.
 template <class T>
 inline Vec stage(T *to, Vec v) {

@@ -15,15 +15,17 @@ inline int64_t staged_size(int64_t rows, int64_t inputs) {
   return STAGED<T> ? rows * inputs : 0;
 }
 inline const float *stage(float *, const float *x, int64_t, int64_t, int64_t) { return x; }
+inline void stage_row(float *to, const float *x, int64_t inputs) {
+  std::memcpy(to, x, static_cast<size_t>(inputs) * sizeof *x);
+}
+inline void stage_row(float *to, const bf16 *x, int64_t inputs) {
+  int64_t at = 0;
+  for (; at + UNIT <= inputs; at += UNIT) store(to + at, widen(x + at));
+  for (; at < inputs; at++) to[at] = real(x[at]);
+}
 inline const float *stage(float *scratch, const bf16 *x, int64_t stride, int64_t rows,
                           int64_t inputs) {
-  for (int64_t row = 0; row < rows; row++) {
-    const bf16 *from = x + row * stride;
-    float *to = scratch + row * inputs;
-    int64_t at = 0;
-    for (; at + UNIT <= inputs; at += UNIT) store(to + at, widen(from + at));
-    for (; at < inputs; at++) to[at] = real(from[at]);
-  }
+  for (int64_t row = 0; row < rows; row++) stage_row(scratch + row * inputs, x + row * stride, inputs);
   return scratch;
 }
 // Puts 16 values where a tile reads them, and says which values it will read.

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from tests.moe.driving import Op, run_together
 
 from interlace.moe import kernels
-from interlace.moe.dispatch import AllToAllDispatcher, deal, placed
+from interlace.moe.dispatch import (
+    AllToAllDispatcher,
+    Returned,
+    deal,
+    order_by_expert,
+    order_in_torch,
+)
 from interlace.moe.placement import Placement
 
 NUM_EXPERTS, TOP_K, WIDTH = 6, 3, 5
@@ -23,8 +29,9 @@ async def there_and_back(
     dispatched = await dispatcher.dispatch("0", x_TD, topk_TK)
     own = torch.tensor(placement.experts_of(rank), dtype=torch.long)
     expert_R = own.repeat_interleave(torch.tensor(dispatched.expert_counts, dtype=torch.long))
-    y_RD = dispatched.rows_RD * (expert_R[:, None] + 1)
-    return await dispatcher.combine("0", y_RD, dispatched), dispatched.expert_counts
+    y_RD = dispatched.in_order(dispatched.sorted_rows() * (expert_R[:, None] + 1))
+    returned = await dispatcher.combine("0", y_RD, dispatched)
+    return returned.in_slots(), dispatched.expert_counts
 
 
 def choose(num_rows: int, generator: torch.Generator) -> torch.Tensor:
@@ -67,15 +74,24 @@ def test_rows_are_dealt_out_as_in_torch(num_rows: int) -> None:
     expected = dispatcher._pack_in_torch(x_TD, topk_TK)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
-    order, _, rows = found
-    assert torch.equal(placed(rows, order), x_TD.repeat_interleave(TOP_K, dim=0))
+    rows, place_TK, _ = found
+    slots_TKD = Returned(outputs_ND=rows, place_TK=place_TK).in_slots()
+    assert torch.equal(slots_TKD, x_TD[:, None].expand(-1, TOP_K, -1))
 
 
 @pytest.mark.skipif(kernels.native is None, reason="there is no extension")
-def test_what_does_not_fit_is_refused_before_memory_is_touched() -> None:
+@given(counts=st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=3))
+def test_rows_are_put_in_order_of_their_experts_as_in_torch(counts: list[list[int]]) -> None:
+    table = torch.tensor(counts)
+    expected = order_in_torch(table.flatten(), 4)
+    assert torch.equal(order_by_expert(table.flatten(), 4), expected)
+    expert_R = torch.cat([torch.arange(4).repeat_interleave(row) for row in table])
+    assert expert_R[expected].tolist() == sorted(expert_R.tolist())
+
+
+@pytest.mark.skipif(kernels.native is None, reason="there is no extension")
+def test_an_expert_that_does_not_exist_is_refused_before_memory_is_touched() -> None:
     rows, one = torch.zeros(3, WIDTH), torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(ValueError, match="3 rows for 1 places"):
-        placed(rows, one)
     with pytest.raises(ValueError, match="an id that is none of 6 experts'"):
         deal(rows[:1], one[:, None] + NUM_EXPERTS, NUM_EXPERTS)
 

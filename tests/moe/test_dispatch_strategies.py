@@ -44,9 +44,11 @@ async def there_and_back(
     dispatched = await dispatcher.dispatch("0", x_TD, topk_TK)
     own = torch.tensor(placement.experts_of(rank), dtype=torch.long)
     expert_R = own.repeat_interleave(torch.tensor(dispatched.expert_counts, dtype=torch.long))
-    assert len(expert_R) == len(dispatched.rows_RD), "only rows that were routed here are computed"
-    y_RD = dispatched.rows_RD * (expert_R[:, None] + 2)
-    return await dispatcher.combine("0", y_RD, dispatched), dispatched.expert_counts
+    rows_RD = dispatched.sorted_rows()
+    assert len(expert_R) == len(rows_RD), "only rows that were routed here are computed"
+    y_RD = dispatched.in_order(rows_RD * (expert_R[:, None] + 2))
+    returned = await dispatcher.combine("0", y_RD, dispatched)
+    return returned.in_slots(), dispatched.expert_counts
 
 
 async def there_and_back_padded(
@@ -64,7 +66,7 @@ async def there_and_back_padded(
     dispatched = await dispatcher.dispatch("0", x_TD, topk_TK)
     own = torch.tensor(placement.experts_of(rank), dtype=torch.long)
     y_XND = (dispatched.rows_ND * (own[:, None, None] + 2)).to(x_TD.dtype)
-    return await dispatcher.combine("0", y_XND, dispatched)
+    return (await dispatcher.combine("0", y_XND, dispatched)).in_slots()
 
 
 @given(
@@ -144,7 +146,8 @@ async def there_and_back_of(
     dispatcher: FixedDispatcher, x_TD: torch.Tensor, topk_TK: torch.Tensor
 ) -> torch.Tensor:
     dispatched = await dispatcher.dispatch("0", x_TD, topk_TK)
-    return await dispatcher.combine("0", dispatched.rows_RD, dispatched)
+    y_RD = dispatched.in_order(dispatched.sorted_rows())
+    return (await dispatcher.combine("0", y_RD, dispatched)).in_slots()
 
 
 @pytest.mark.parametrize("strategy", ["fixed", "gather"])

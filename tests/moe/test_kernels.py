@@ -14,12 +14,13 @@ from tests.moe.ways import WAYS, whole
 from interlace.moe import kernels
 from interlace.moe.alone import forward_alone
 from interlace.moe.config import ModelConfig, read_config
+from interlace.moe.dispatch import Returned
 from interlace.moe.experts import Expert, apply_experts
 from interlace.moe.linear import HeadwiseLinear, Linear, padded_linear
 from interlace.moe.mixture import MixtureLayer, weighted_sum
 from interlace.moe.model import Model
 from interlace.moe.naive import naive_forward
-from interlace.moe.norm import add_and_norm, rms_norm
+from interlace.moe.norm import add, add_and_norm, rms_norm
 from interlace.moe.parts import Mixture, Router
 from interlace.moe.placement import Placement
 from interlace.moe.router import route, route_in_torch
@@ -145,6 +146,14 @@ def test_a_row_of_an_expert_does_not_depend_on_the_others(noise: Noise, width: i
 
 
 @built
+def test_outputs_without_room_are_refused(noise: Noise) -> None:
+    expert = Expert(gate_ID=noise(32, 64), up_ID=noise(32, 64), down_DI=noise(64, 32))
+    for out in (noise(3, 64), noise(4, 48)):
+        with pytest.raises(ValueError, match=f"4 outputs of 64, but there is room for {len(out)}"):
+            apply_experts((expert,), noise(4, 64), (4,), out_ND=out)
+
+
+@built
 def test_rows_that_do_not_fit_a_weight_are_refused(noise: Noise, dtype: torch.dtype) -> None:
     expert = Expert(gate_ID=noise(32, 64), up_ID=noise(32, 64), down_DI=noise(64, 32))
     (other,) = {*kernels.DTYPES} - {dtype}
@@ -159,7 +168,7 @@ def test_rows_that_do_not_fit_a_weight_are_refused(noise: Noise, dtype: torch.dt
 @built
 def test_a_size_that_no_element_has_is_refused() -> None:
     with pytest.raises(ValueError, match="an element of 8 bytes; there are kernels for 2 and 4"):
-        kernels.native.mix(8, 0, 0, 0, 0, 0, 0)
+        kernels.native.mix(8, 0, 0, 0, 0, 0, 0, 0, 0, 1.0)
 
 
 @built
@@ -246,9 +255,34 @@ def test_outputs_are_added_up_to_the_bits_of_torch(noise: Noise, top_k: int) -> 
         shared=None,
         shared_gate=None,
     )
-    y_TKD, weight_TK = noise(11, top_k, 64), torch.rand(11, top_k)
-    expected = weighted_sum(y_TKD, weight_TK).to(y_TKD.dtype)
-    assert torch.equal(layer.total(y_TKD[:, 0], y_TKD, weight_TK), expected)
+    place_TK = torch.randperm(11 * top_k).view(11, top_k)
+    returned = Returned(outputs_ND=noise(11 * top_k, 64), place_TK=place_TK)
+    x_TD, weight_TK = noise(11, 64), torch.rand(11, top_k)
+    for num_rows in (11, 1, 0):
+        x, weights = x_TD[:num_rows], weight_TK[:num_rows]
+        some = replace(returned, place_TK=place_TK[:num_rows])
+        expected = weighted_sum(some.in_slots(), weights).to(x.dtype)
+        assert torch.equal(layer.total(x, some, weights), expected)
+        for factor in (1.0, 0.22):
+            found = layer.add_to(x, x, some, weights, factor)
+            assert torch.equal(found, add(x, expected, factor))
+
+
+@built
+def test_sums_that_do_not_fit_are_refused(noise: Noise) -> None:
+    router = Router(score="softmax", top_k=2, normalise=True)
+    layer = MixtureLayer(
+        sizes=Mixture(num_experts=8, expert_size=32, router=router),
+        router=Linear(noise(8, 64)),
+        router_bias_X=None,
+        experts=(),
+        shared=None,
+        shared_gate=None,
+    )
+    returned = Returned(outputs_ND=noise(6, 64), place_TK=torch.arange(6).view(3, 2))
+    for x_TD, weight_TK in ((noise(2, 64), torch.rand(3, 2)), (noise(3, 64), torch.rand(3, 1))):
+        with pytest.raises(ValueError, match=r"outputs of 64 for \(3, 2\) slots"):
+            layer.add_to(x_TD, x_TD, returned, weight_TK, 1.0)
 
 
 @built
