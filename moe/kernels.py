@@ -198,8 +198,8 @@ def apply_packed_experts(
     """
     num_rows, width = x_ND.shape
     hidden, dtype = experts[0].hidden, experts[0].dtype
-    num_read = num_rows if reads_R is None else len(reads_R)
-    num_written = len(out_ND) if writes_R is None else len(writes_R)
+    num_read = num_rows if reads_R is None else reads_R.shape[0]
+    num_written = out_ND.shape[0] if writes_R is None else writes_R.shape[0]
     if sum(counts_X) != num_read or x_ND.dtype != dtype or width != hidden:
         raise ValueError(
             f"{num_read} rows of {width} {x_ND.dtype}, but the experts get {sum(counts_X)} rows of "

@@ -80,17 +80,18 @@ class MixtureLayer:
             return self.apply(dispatched)
         x_ND, reads_R, writes_R = dispatched.rows_ND, dispatched.reads_R, dispatched.writes_R
         y_RD = x_ND.new_empty((pieces[-1].rows.stop, x_ND.shape[1]))
-        for piece in pieces:
-            rows = piece.rows
-            if rows.start:
+        reads = _cut(reads_R, pieces)
+        writes = reads if writes_R is reads_R else _cut(writes_R, pieces)
+        for piece, reads_R, writes_R in zip(pieces, reads, writes, strict=True):
+            if piece.rows.start:
                 await preemption_point()
             apply_experts(
                 self.experts[piece.experts],
-                x_ND[rows] if reads_R is None else x_ND,
+                x_ND[piece.rows] if reads_R is None else x_ND,
                 piece.counts,
-                reads_R=None if reads_R is None else reads_R[rows],
-                writes_R=None if writes_R is None else writes_R[rows],
-                out_ND=y_RD[rows] if writes_R is None else y_RD,
+                reads_R=reads_R,
+                writes_R=writes_R,
+                out_ND=y_RD[piece.rows] if writes_R is None else y_RD,
             )
         return y_RD
 
@@ -155,6 +156,14 @@ def pieces_of(counts: Sequence[int], most: int) -> list[Piece]:
         pieces.append(Piece(rows=rows, experts=experts, counts=own))
         first = rows.stop
     return pieces
+
+
+def _cut(index_R: torch.Tensor | None, pieces: Sequence[Piece]) -> Sequence[torch.Tensor | None]:
+    """Each piece's part of an index."""
+    if index_R is None:
+        return (None,) * len(pieces)
+    parts: tuple[torch.Tensor, ...] = index_R.split([sum(piece.counts) for piece in pieces])
+    return parts
 
 
 def weighted_sum(y_TKD: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
