@@ -157,7 +157,7 @@ PARTS = (
     Part(
         name="swe-long-link",
         workload="swe-long",
-        arms="serial,whole_forward,multiplexed",
+        arms=IN_PLACE,
         link=LINK,
         repeat=7,
         bars=LINKED,
