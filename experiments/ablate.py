@@ -59,9 +59,8 @@ class Part:
 
 def arm_ratio(report: Report, over: str, under: str) -> Mapping[str, Any] | None:
     """The ratio of completions of two arms, where it is in the report."""
-    best = report["against_best_of_same_sharding"]
-    if best is not None and (over, under) == (report["subject"], best["arm"]):
-        found: Mapping[str, Any] | None = best["ratio"]
+    if over == report["subject"]:
+        found: Mapping[str, Any] | None = report["arms"].get(under, {}).get("subject_ratio")
         return found
     if under == report["reference"]:
         ratios = report["arms"].get(over, {}).get("ratio_to_reference") or {}

@@ -95,6 +95,9 @@ def arm_report(compared: Comparison, arm: Arm) -> dict[str, Any]:
         ):
             ratio = compared.ratio(arm, reference, figure)
             ratios[name] = ratio.as_json() if ratio else None
+    subject, subject_ratio = compared.subject, None
+    if subject is not None and subject is not arm and figures:
+        subject_ratio = compared.ratio(subject, arm, completion_s)
     gained = compared.gain(arm) if figures else None
     return {
         "mode": arm.mode,
@@ -105,6 +108,7 @@ def arm_report(compared: Comparison, arm: Arm) -> dict[str, Any]:
         "tail_s": [tail_s(one) for one in figures],
         "digest": digests[0] if len(digests) == 1 else None,
         "ratio_to_reference": ratios,
+        "subject_ratio": subject_ratio.as_json() if subject_ratio else None,
         "gain": gained.as_json() if gained else None,
         **({} if not figures else _medians(figures)),
         "runs": [

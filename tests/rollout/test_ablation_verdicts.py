@@ -209,7 +209,10 @@ def test_void_runs_are_not_counted(found):
     those = compared(found, loads=loads)
     written = report(those, REQUEST, description={}, tuning=None)
     assert len(written["arms"]["multiplexed"]["completion_s"]) == 4
-    assert written["arms"]["multiplexed"]["ratio_to_reference"]["completion"]["pairs"] == 3
+    ratio = written["arms"]["multiplexed"]["ratio_to_reference"]["completion"]
+    assert ratio["pairs"] == 3
+    assert written["arms"]["serial"]["subject_ratio"] == ratio
+    assert written["arms"]["multiplexed"]["subject_ratio"] is None
     assert written["load"]["void_runs"] == 2
     assert [run["void"] for run in written["arms"]["serial"]["runs"]] == [False] * 3 + [True, False]
     assert any("2 runs are void" in line for line in notes(written))
