@@ -31,7 +31,7 @@ from interlace.rollout.ablation.statistics import ratio_words
 from interlace.rollout.commands.ablate import ablation, show
 from interlace.rollout.config import ConfigError
 
-ORDERS = "plan,plan-layer,plan-2layers,turnstile,global_enqueue"
+ORDERS = "plan,plan-layer,plan-2layers,turnstile,turnstile-layer,global_enqueue"
 LINK = "500us,2gbit"
 
 Report = Mapping[str, Any]
