@@ -52,11 +52,13 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             _rate_bars(axis, place, arm, key)
         _finish(axis, title)
     batches = list(next(iter(arms.values()))["decode_tokens_per_s"])
-    axes[1, 1].legend(
+    figure.legend(
         handles=[
             Patch(color=INK, alpha=shade, label=f"batch {batch}")
             for shade, batch in zip(_shades(len(batches)), batches, strict=True)
         ],
+        loc="outside lower center",
+        ncols=len(batches),
         frameon=False,
         labelcolor=INK,
         fontsize=9,
