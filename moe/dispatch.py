@@ -41,16 +41,6 @@ class Dispatched:
     received: tuple[int, ...]
     """Outputs this rank owes each member."""
 
-    def sorted_rows(self) -> torch.Tensor:
-        """[R, D]"""
-        return self.rows_ND if self.reads_R is None else self.rows_ND.index_select(0, self.reads_R)
-
-    def in_order(self, y_RD: torch.Tensor) -> torch.Tensor:
-        """[R, D] sorted outputs in the order in which they are sent back."""
-        if self.writes_R is None:
-            return y_RD
-        return torch.empty_like(y_RD).index_copy_(0, self.writes_R, y_RD)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.moe.by_index import experts_of_rows, in_order, sorted_rows
 from tests.moe.driving import Op, run_together
 
 from interlace.moe import kernels
@@ -27,9 +28,8 @@ async def there_and_back(
     """Every expert multiplies by its id plus one; returns what came back and what was counted."""
     dispatcher = AllToAllDispatcher(placement=placement, ep_rank=rank)
     dispatched = await dispatcher.dispatch("0", x_TD, topk_TK)
-    own = torch.tensor(placement.experts_of(rank), dtype=torch.long)
-    expert_R = own.repeat_interleave(torch.tensor(dispatched.expert_counts, dtype=torch.long))
-    y_RD = dispatched.in_order(dispatched.sorted_rows() * (expert_R[:, None] + 1))
+    expert_R = experts_of_rows(dispatched, placement, rank)
+    y_RD = in_order(dispatched, sorted_rows(dispatched) * (expert_R[:, None] + 1))
     returned = await dispatcher.combine("0", y_RD, dispatched)
     return returned.in_slots(), dispatched.expert_counts
 

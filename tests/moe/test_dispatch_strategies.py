@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.moe.by_index import experts_of_rows, in_order, sorted_rows
 from tests.moe.driving import Op, Ranks, describe, run_together
 from tests.moe.ways import WAYS, whole
 
@@ -42,11 +43,10 @@ async def there_and_back(
     """Every expert multiplies by its id plus two; returns what came back and what was counted."""
     dispatcher = dispatcher_of(strategy, placement=placement, ep_rank=rank, capacity=capacity)
     dispatched = await dispatcher.dispatch("0", x_TD, topk_TK)
-    own = torch.tensor(placement.experts_of(rank), dtype=torch.long)
-    expert_R = own.repeat_interleave(torch.tensor(dispatched.expert_counts, dtype=torch.long))
-    rows_RD = dispatched.sorted_rows()
+    expert_R = experts_of_rows(dispatched, placement, rank)
+    rows_RD = sorted_rows(dispatched)
     assert len(expert_R) == len(rows_RD), "only rows that were routed here are computed"
-    y_RD = dispatched.in_order(rows_RD * (expert_R[:, None] + 2))
+    y_RD = in_order(dispatched, rows_RD * (expert_R[:, None] + 2))
     returned = await dispatcher.combine("0", y_RD, dispatched)
     return returned.in_slots(), dispatched.expert_counts
 
@@ -146,7 +146,7 @@ async def there_and_back_of(
     dispatcher: FixedDispatcher, x_TD: torch.Tensor, topk_TK: torch.Tensor
 ) -> torch.Tensor:
     dispatched = await dispatcher.dispatch("0", x_TD, topk_TK)
-    y_RD = dispatched.in_order(dispatched.sorted_rows())
+    y_RD = in_order(dispatched, sorted_rows(dispatched))
     return (await dispatcher.combine("0", y_RD, dispatched)).in_slots()
 
 

@@ -13,6 +13,7 @@ from threading import Thread
 
 import pytest
 import torch
+from tests.moe.by_index import assert_experts_go_by_index
 from tests.moe.test_paged_attention import Pool
 
 from interlace.moe import kernels
@@ -219,25 +220,4 @@ def test_torch_multiplies_right_after_our_tiles_and_before(instructions: str) ->
 
 @pytest.mark.parametrize("dtype", kernels.DTYPES, ids=str)
 def test_experts_read_rows_and_write_outputs_wherever_they_lie(dtype: torch.dtype) -> None:
-    experts = [
-        Expert(
-            gate_ID=noise(96, 64).to(dtype),
-            up_ID=noise(96, 64).to(dtype),
-            down_DI=noise(64, 96).to(dtype),
-        )
-        for _ in range(3)
-    ]
-    x_ND = noise(60, 80).to(dtype)[:, 5:69]
-    for counts in ((40, 0, 37), (0, 1, 0), (0, 0, 0), (1200, 3, 5)):
-        num_rows = sum(counts)
-        reads_R, writes_R = torch.randint(60, (num_rows,)), torch.randperm(num_rows)
-        sorted_RD = apply_experts(experts, x_ND[reads_R], counts)
-        assert torch.equal(apply_experts(experts, x_ND, counts, reads_R=reads_R), sorted_RD)
-        out_ND = torch.zeros_like(sorted_RD)
-        found = apply_experts(
-            experts, x_ND, counts, reads_R=reads_R, writes_R=writes_R, out_ND=out_ND
-        )
-        assert found is out_ND
-        assert torch.equal(found[writes_R], sorted_RD)
-        found = apply_experts(experts, x_ND[reads_R], counts, writes_R=writes_R)
-        assert torch.equal(found[writes_R], sorted_RD)
+    assert_experts_go_by_index(noise, dtype)

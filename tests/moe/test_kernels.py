@@ -243,11 +243,10 @@ def test_other_routers_stay_in_torch(noise: Noise) -> None:
         assert torch.equal(found.weight_TK, expected.weight_TK)
 
 
-@built
-@pytest.mark.parametrize("top_k", [1, 4])
-def test_outputs_are_added_up_to_the_bits_of_torch(noise: Noise, top_k: int) -> None:
+def without_experts(noise: Noise, *, top_k: int) -> MixtureLayer:
+    """What adds up outputs; nobody gives it any."""
     router = Router(score="softmax", top_k=top_k, normalise=True)
-    layer = MixtureLayer(
+    return MixtureLayer(
         sizes=Mixture(num_experts=8, expert_size=32, router=router),
         router=Linear(noise(8, 64)),
         router_bias_X=None,
@@ -255,6 +254,12 @@ def test_outputs_are_added_up_to_the_bits_of_torch(noise: Noise, top_k: int) -> 
         shared=None,
         shared_gate=None,
     )
+
+
+@built
+@pytest.mark.parametrize("top_k", [1, 4])
+def test_outputs_are_added_up_to_the_bits_of_torch(noise: Noise, top_k: int) -> None:
+    layer = without_experts(noise, top_k=top_k)
     place_TK = torch.randperm(11 * top_k).view(11, top_k)
     returned = Returned(outputs_ND=noise(11 * top_k, 64), place_TK=place_TK)
     x_TD, weight_TK = noise(11, 64), torch.rand(11, top_k)
@@ -270,15 +275,7 @@ def test_outputs_are_added_up_to_the_bits_of_torch(noise: Noise, top_k: int) -> 
 
 @built
 def test_sums_that_do_not_fit_are_refused(noise: Noise) -> None:
-    router = Router(score="softmax", top_k=2, normalise=True)
-    layer = MixtureLayer(
-        sizes=Mixture(num_experts=8, expert_size=32, router=router),
-        router=Linear(noise(8, 64)),
-        router_bias_X=None,
-        experts=(),
-        shared=None,
-        shared_gate=None,
-    )
+    layer = without_experts(noise, top_k=2)
     returned = Returned(outputs_ND=noise(6, 64), place_TK=torch.arange(6).view(3, 2))
     for x_TD, weight_TK in ((noise(2, 64), torch.rand(3, 2)), (noise(3, 64), torch.rand(3, 1))):
         with pytest.raises(ValueError, match=r"outputs of 64 for \(3, 2\) slots"):

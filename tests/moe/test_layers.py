@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.moe.by_index import assert_experts_go_by_index
 
 from interlace.comm.collectives import Exchange, Gather
 from interlace.moe import kernels
@@ -77,28 +78,7 @@ def test_experts_in_torch_read_rows_and_write_outputs_wherever_they_lie(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "native", None)
-    experts = [
-        Expert(
-            gate_ID=torch.randn(96, 64).to(dtype),
-            up_ID=torch.randn(96, 64).to(dtype),
-            down_DI=torch.randn(64, 96).to(dtype),
-        )
-        for _ in range(3)
-    ]
-    x_ND = torch.randn(60, 80).to(dtype)[:, 5:69]
-    for counts in ((40, 0, 37), (0, 1, 0), (0, 0, 0), (1200, 3, 5)):
-        num_rows = sum(counts)
-        reads_R, writes_R = torch.randint(60, (num_rows,)), torch.randperm(num_rows)
-        sorted_RD = apply_experts(experts, x_ND[reads_R], counts)
-        assert torch.equal(apply_experts(experts, x_ND, counts, reads_R=reads_R), sorted_RD)
-        out_ND = torch.zeros_like(sorted_RD)
-        found = apply_experts(
-            experts, x_ND, counts, reads_R=reads_R, writes_R=writes_R, out_ND=out_ND
-        )
-        assert found is out_ND
-        assert torch.equal(found[writes_R], sorted_RD)
-        found = apply_experts(experts, x_ND[reads_R], counts, writes_R=writes_R)
-        assert torch.equal(found[writes_R], sorted_RD)
+    assert_experts_go_by_index(torch.randn, dtype)
 
 
 def test_equal_experts_are_chosen_by_lowest_id() -> None:
