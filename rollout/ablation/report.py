@@ -43,10 +43,14 @@ def report(
     found = verdict(compared)
     best = compared.best_of_same_sharding()
     subject, reference = compared.subject, compared.reference
+    arms = {
+        arm.name: arm_report(compared, arm)
+        for arm, runs in compared.runs.items()
+        if any(run.figures is not None for run in runs)
+    }
     against_best = None
     if best is not None and subject is not None:
-        ratio = compared.ratio(subject, best, completion_s)
-        against_best = {"arm": best.name, "ratio": ratio.as_json() if ratio else None}
+        against_best = {"arm": best.name, "ratio": arms[best.name]["subject_ratio"]}
     return {
         "verdict": found.text,
         "sound": found.sound,
@@ -56,11 +60,7 @@ def report(
         "reference": reference.name if reference else None,
         "against_best_of_same_sharding": against_best,
         "digests": compared.digests,
-        "arms": {
-            arm.name: arm_report(compared, arm)
-            for arm, runs in compared.runs.items()
-            if any(run.figures is not None for run in runs)
-        },
+        "arms": arms,
         "absent": dict(compared.absent),
         "failed": compared.failures,
         "chunk_tuning": None
