@@ -88,8 +88,7 @@ EVERY_WIDTH bool any_gets_to(double reached, const double *weights, const double
   return found != 0;
 }
 
-// Philox4x64-10 (Salmon et al. 2011), by key and a counter's first word, in numpy's order: four
-// numbers between 0 and 1.
+// The key, and the counter's second word; its first counts blocks of four tokens.
 struct Noise {
   uint64_t key0, key1, position;
 };
