@@ -55,9 +55,28 @@ class PreemptionPoint:
     """
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch(PreemptionPoint):
+    """The pass can go through its next collectives in one call, where nobody goes in between.
+
+    The answer is the crossing of a communicator over which it does (see `crossing`); or None, and
+    then it makes them one by one.
+    """
+
+    stages: tuple[str, ...]
+    """Of all of them, in order; exchanges of the same role."""
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival(PreemptionPoint):
+    """Inside a stretch: go on when the message that is crossed has arrived from everybody."""
+
+
 Forward = Coroutine[Any, Any, Any]
 """A forward pass: suspends on a `Collective`, is resumed with its answer, returns its output. One
-that is preemptible also suspends on a `PreemptionPoint`, and is resumed with None."""
+that is preemptible also suspends on a `PreemptionPoint`, and is resumed with None; so may one suspend on
+a `Stretch`."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .collectives import Collective
 from .errors import OrderError
 from .path import Ticket
@@ -44,6 +46,18 @@ class PostOrder:
             self._seq, self._last = ticket.seq, ticket
             return
         raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}: nothing was posted")
+
+    def admit_all(self, path: str, role: str, tickets: Sequence[Ticket]) -> None:
+        """The same of posts one behind the other, whose requests are made on the way."""
+        for ticket in tickets:
+            if not (
+                ticket.seq > self._seq
+                and ticket.path == path
+                and ticket.op.role == role
+                and ticket.epoch == self.epoch
+            ):
+                raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}")
+            self._seq, self._last = ticket.seq, ticket
 
     def _why(self, path: str, role: str, ticket: Ticket) -> str:
         if ticket.epoch != self.epoch:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from .crossing import Moments
 from .path import Ticket
 
 
@@ -20,6 +22,10 @@ class Progress(Protocol):
 
     def settled(self, ticket: Ticket) -> None:
         """Its result was taken."""
+        ...
+
+    def crossed(self, tickets: Sequence[Ticket], moments: Sequence[Moments]) -> None:
+        """All of that for tickets one behind the other, when it is over."""
         ...
 
     def waiting(self, where: str) -> None:
@@ -39,6 +45,8 @@ class NoProgress:
     def posted(self, ticket: Ticket) -> None: ...
 
     def settled(self, ticket: Ticket) -> None: ...
+
+    def crossed(self, tickets: Sequence[Ticket], moments: Sequence[Moments]) -> None: ...
 
     def waiting(self, where: str) -> None: ...
 

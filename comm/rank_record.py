@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from .crossing import Moments
 from .path import Ticket
 from .process_state import started_at, this_host
 from .rank_status import Activity, RankStatus, TicketMark
@@ -71,33 +72,20 @@ class RankRecord:
     # ---- Progress
 
     def computing(self, ticket: Ticket) -> None:
-        op = ticket.op
-        key = (ticket.path, op.role, op.stage)
-        name = self._names.get(key)
-        if name is None:
-            name = self._names[key] = "\0".join(key).encode()[:64]
-        version = ticket.seq + 1
         now = self._moved_at = self._clock()
-        _MARK.pack_into(
-            self._memory,
-            self._slot(ticket),
-            version,
-            ticket.epoch,
-            ticket.step,
-            ticket.seq,
-            ticket.comm_seq,
-            now,
-            0.0,
-            0.0,
-            name,
-            version,
-        )
+        self._mark(ticket, now, 0.0, 0.0)
 
     def posted(self, ticket: Ticket) -> None:
         _TIME.pack_into(self._memory, self._slot(ticket) + _POSTED, self._clock())
 
     def settled(self, ticket: Ticket) -> None:
         _TIME.pack_into(self._memory, self._slot(ticket) + _SETTLED, self._clock())
+
+    def crossed(self, tickets: Sequence[Ticket], moments: Sequence[Moments]) -> None:
+        self._moved_at = self._clock()
+        for ticket, moment in zip(tickets[-_KEPT:], moments[-_KEPT:], strict=True):
+            resumed_at, _, posted_at, settled_at, _ = moment
+            self._mark(ticket, resumed_at, posted_at, settled_at)
 
     def waiting(self, where: str) -> None:
         self._begin(_WAITING, where)
@@ -130,6 +118,28 @@ class RankRecord:
         if size:
             memory[_AT_TEXT : _AT_TEXT + size] = told
         _write(memory, _AT_NOW, _NOW, self._version, activity, now, size, self._version)
+
+    def _mark(self, ticket: Ticket, computing: float, posted: float, settled: float) -> None:
+        op = ticket.op
+        key = (ticket.path, op.role, op.stage)
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = "\0".join(key).encode()[:64]
+        version = ticket.seq + 1
+        _MARK.pack_into(
+            self._memory,
+            self._slot(ticket),
+            version,
+            ticket.epoch,
+            ticket.step,
+            ticket.seq,
+            ticket.comm_seq,
+            computing,
+            posted,
+            settled,
+            name,
+            version,
+        )
 
     def _slot(self, ticket: Ticket) -> int:
         at = self._rings.get(ticket.path)

@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from .collectives import (
+    Arrival,
     Collective,
     Early,
+    Exchange,
     Finish,
     Forward,
     Gather,
     PreemptionPoint,
+    Stretch,
     perform,
 )
 from .communicator import Communicator
+from .crossing import Crossing
 from .errors import DivergedError, OrderError
 from .journal import Journal, TicketRecord
 from .path import Op, Path, Ticket
@@ -37,6 +41,8 @@ class _Computation:
     pauses: tuple[tuple[float, float], ...] = ()
     done: bool = False
     request: Collective | None = None
+    point: PreemptionPoint | None = None
+    """Where it has stopped, if it is not done."""
     output: Any = None
 
 
@@ -58,6 +64,19 @@ class _Outstanding:
     def __str__(self) -> str:
         """Whose result it is."""
         return f"rank {self.rank}: {self.ticket}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    rank: int
+    ticket: Ticket
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.ticket}"
+
+
+Crosses = Callable[[Sequence[Ticket]], Crossing]
+"""Begins a crossing for these tickets, which are the rank's next posts."""
 
 
 class Sequencer:
@@ -86,11 +105,14 @@ class Sequencer:
         prechecks: Mapping[tuple[str, str], Communicator] | None = None,
         posts: PostOrder | None = None,
         meeting: Communicator | None = None,
+        crossings: Mapping[tuple[str, str], Crosses] | None = None,
     ) -> None:
         """`prechecks`: communicators of bytes, one per (path, role), on which all members of a
         group compare each ticket before they post it. Dear, and it can hide what it looks for.
         `posts`: the witness of `communicators`, told which request each path makes.
-        `meeting`: bytes of all ranks, for plans in which they meet; nothing else goes over it."""
+        `meeting`: bytes of all ranks, for plans in which they meet; nothing else goes over it.
+        `crossings`: those of `communicators` over which a pass goes through many collectives in
+        one call, where no other path is in between."""
         self.rank = rank
         self.paths = {path.name: path for path in paths}
         self._mine = {path.name for path in paths if rank in path.members}
@@ -101,6 +123,7 @@ class Sequencer:
         self.around, self._clock = around, clock
         self._progress = progress or NoProgress()
         self._prechecks, self._posts, self._meeting = prechecks, posts, meeting
+        self._crossings = crossings or {}
         self._plan_hash, self._last_seq = 0, -1
         self._hash = dict.fromkeys(self.keys, 0)
         self._members: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -128,11 +151,15 @@ class Sequencer:
             for forward in started.values():
                 forward.close()
             raise
-        for index, ticket in enumerate(plan.tickets):
+        index = 0
+        while index < len(plan.tickets):
+            ticket = plan.tickets[index]
             if index and index == plan.meet_at:
                 await self._meet(plan.step)
-            if ticket.path in self._mine:
+            num_crossed = await self._cross(plan, index) if self._crossings else 0
+            if not num_crossed and ticket.path in self._mine:
                 await self._issue(ticket)
+            index += num_crossed or 1
         results = {}
         for name in plan.finish:
             if name in self._mine:
@@ -207,28 +234,48 @@ class Sequencer:
 
     def _settled(self, path: str) -> None:
         out = self._outstanding.pop(path)
-        ticket, computation = out.ticket, out.computation
-        key = path, ticket.op.role
+        computation = out.computation
+        self._progress.settled(out.ticket)
+        self._record(
+            out.ticket,
+            computation.resumed_at,
+            computation.stopped_at,
+            out.posted_at,
+            self._clock(),
+            out.waited_s,
+            computation.pauses,
+        )
+
+    def _record(
+        self,
+        ticket: Ticket,
+        resumed_at: float,
+        computed_at: float,
+        posted_at: float,
+        settled_at: float,
+        waited_s: float,
+        pauses: tuple[tuple[float, float], ...],
+    ) -> None:
+        path, role = key = ticket.path, ticket.op.role
         members = self._members.get(key)
         if members is None:
-            members = self._members[key] = self.paths[path].group_of(ticket.op.role, self.rank)
-        self._progress.settled(ticket)
-        self.waited_s += out.waited_s
+            members = self._members[key] = self.paths[path].group_of(role, self.rank)
+        self.waited_s += waited_s
         self.journal.tickets.append(
             TicketRecord(
                 step=ticket.step,
                 seq=ticket.seq,
                 path=path,
-                role=ticket.op.role,
+                role=role,
                 stage=ticket.op.stage,
                 comm_seq=ticket.comm_seq,
                 members=members,
-                resumed_at=computation.resumed_at,
-                computed_at=computation.stopped_at,
-                posted_at=out.posted_at,
-                settled_at=self._clock(),
-                waited_s=out.waited_s,
-                pauses=computation.pauses,
+                resumed_at=resumed_at,
+                computed_at=computed_at,
+                posted_at=posted_at,
+                settled_at=settled_at,
+                waited_s=waited_s,
+                pauses=pauses,
             )
         )
 
@@ -265,6 +312,67 @@ class Sequencer:
             computation=computation,
             posted_at=self._clock(),
         )
+
+    async def _cross(self, plan: StepPlan, index: int) -> int:
+        """Let a pass that begins here go through its tickets in one call, if it can and nothing is
+        in flight that could use the time; how many it has issued."""
+        ticket = plan.tickets[index]
+        path, key = ticket.path, (ticket.path, ticket.op.role)
+        if path not in plan.start or self._outstanding or self._ahead or key not in self._crossings:
+            return 0
+        self._admit(ticket)
+        self._progress.computing(ticket)
+        with self.around(path):
+            computation = self._go_on(path, None, None)
+        stretch = computation.point
+        tickets = self._stretch(plan, index, stretch) if isinstance(stretch, Stretch) else ()
+        if tickets:
+            await self._go_through(computation, self._crossings[key](tickets), tickets)
+        self._ahead[path] = computation
+        return len(tickets)
+
+    def _stretch(self, plan: StepPlan, index: int, stretch: Stretch) -> tuple[Ticket, ...]:
+        """The tickets of a stretch that begins here; none if others are in between."""
+        tickets = plan.tickets[index : index + len(stretch.stages)]
+        end = index + len(tickets)
+        if len(tickets) < len(stretch.stages) or index < plan.meet_at < end:
+            return ()
+        path = tickets[0].path
+        for ticket, stage in zip(tickets, stretch.stages, strict=True):
+            op = ticket.op
+            if ticket.path != path:
+                return ()
+            if op.stage != stage or op.role != stretch.role or op.kind != Exchange.__name__:
+                asked = f"{Exchange.__name__} {stretch.role} {stage}"
+                raise self._refusal(ticket, f"the forward pass asks for {asked}")
+        return tickets
+
+    async def _go_through(
+        self, computation: _Computation, crossing: Crossing, tickets: Sequence[Ticket]
+    ) -> None:
+        path, value = tickets[0].path, crossing
+        for ticket in tickets:
+            self._note(ticket)
+        while True:
+            with self.around(path):
+                self._resume(path, computation, value)
+            if not isinstance(computation.point, Arrival):
+                break
+            ticket = tickets[crossing.at]
+            self._progress.computing(ticket)
+            self._progress.posted(ticket)
+            where = _Where(rank=self.rank, ticket=ticket)
+            value = await perform(Finish(communicator=crossing, handle=None, where=where))
+        moments = crossing.moments()
+        if len(moments) < len(tickets):
+            raise self._refusal(tickets[len(moments)], "the forward pass left its stretch")
+        self._progress.crossed(tickets, moments)
+        begun_at = computation.resumed_at
+        for ticket, (resumed, computed, posted, settled, waited_s) in zip(
+            tickets, moments, strict=True
+        ):
+            self._record(ticket, begun_at or resumed, computed, posted, settled, waited_s, ())
+            begun_at, computation.resumed_at = 0.0, settled
 
     async def _meet(self, step: int) -> None:
         assert self._meeting is not None, f"step {step} has a meeting, but there is no place for it"
@@ -320,10 +428,12 @@ class Sequencer:
         try:
             request = self._running[path].send(value)
         except StopIteration as stop:
-            computation.output, computation.done = stop.value, True
+            computation.output, computation.done, computation.point = stop.value, True, None
         else:
-            if not isinstance(request, PreemptionPoint):
-                computation.request, computation.done = request, True
+            if isinstance(request, PreemptionPoint):
+                computation.point = request
+            else:
+                computation.request, computation.done, computation.point = request, True, None
                 if self._posts is not None:
                     self._posts.asked(path, request)
         computation.stopped_at = self._clock()

@@ -22,7 +22,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "crossing.h"
+
 namespace {
+
+using interlace::Crossing;
+using interlace::Message;
+using interlace::Moments;
 
 constexpr Py_ssize_t LINE = 64, PAGE = 4096, CANARY_BYTES = 8;
 constexpr int GATHER = 1, EXCHANGE = 2;
@@ -208,6 +214,99 @@ bool usable(Window *self, int64_t slot) {
   return false;
 }
 
+// slot, comm_seq, epoch, seq, stage, kind
+Message message_of(const int64_t *n) {
+  return {n[0], n[1], n[2], n[3], static_cast<uint32_t>(n[4]), static_cast<uint32_t>(n[5])};
+}
+
+uint64_t flag_of(const Message &message) { return static_cast<uint64_t>(message.comm_seq) + 1; }
+
+// Where the message's payload goes, which from here on is no other message's.
+char *begun(Window *self, const Message &message) {
+  Header *header = slot_of(self, self->me, message.slot);
+  __atomic_store_n(&header->begun, flag_of(message), __ATOMIC_RELAXED);
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+  return reinterpret_cast<char *>(header) + self->head;
+}
+
+// Its payload is there: others may read it.
+void release(Window *self, const Message &message, const uint64_t *counts, uint64_t num_bytes,
+             int64_t visible_at) {
+  Header *header = slot_of(self, self->me, message.slot);
+  const uint64_t end = canary(message.comm_seq);
+  std::memcpy(reinterpret_cast<char *>(header) + self->head + num_bytes, &end, CANARY_BYTES);
+  header->magic = MAGIC_VALUE;
+  __atomic_store_n(&header->visible_at, visible_at, __ATOMIC_RELAXED);
+  header->path = self->path;
+  header->role = self->role;
+  header->stage = message.stage;
+  header->kind = message.kind;
+  header->epoch = message.epoch;
+  header->comm_seq = message.comm_seq;
+  header->seq = message.seq;
+  header->num_bytes = num_bytes;
+  header->num_members = self->memories->count;
+  std::memcpy(header->counts, counts, sizeof(uint64_t) * self->memories->count);
+  __atomic_store_n(&header->released, flag_of(message), __ATOMIC_RELEASE);
+  for (Py_ssize_t nth = 0; nth < self->bells->count; nth++) ring(self->bells->at<Bell>(nth));
+}
+
+// When everybody's message can be taken: 0 for now, -1 where one is missing.
+int64_t visible(Window *self, const Message &message) {
+  int64_t last = 0;
+  for (Py_ssize_t member = 0; member < self->memories->count; member++) {
+    Header *header = slot_of(self, member, message.slot);
+    if (__atomic_load_n(&header->released, __ATOMIC_ACQUIRE) < flag_of(message)) return -1;
+    if (member != self->me) {
+      const int64_t at = __atomic_load_n(&header->visible_at, __ATOMIC_RELAXED);
+      if (at > last) last = at;
+    }
+  }
+  return last != 0 && last > now_ns() ? last : 0;
+}
+
+bool intact(Window *self, const Message &message, Py_ssize_t member) {
+  __atomic_thread_fence(__ATOMIC_ACQUIRE);
+  Header *found = slot_of(self, member, message.slot);
+  return __atomic_load_n(&found->begun, __ATOMIC_RELAXED) == flag_of(message);
+}
+
+// A member's part for this one, of which `owed` bytes are expected: 0, or what is wrong.
+int look(Window *self, const Message &message, Py_ssize_t member, uint64_t owed,
+         const char **part) {
+  Header *found = slot_of(self, member, message.slot);
+  const uint64_t released = __atomic_load_n(&found->released, __ATOMIC_ACQUIRE);
+  if (released < flag_of(message)) return NOT_THERE;
+  if (released > flag_of(message) ||
+      __atomic_load_n(&found->begun, __ATOMIC_RELAXED) != flag_of(message)) {
+    return OVERWRITTEN;
+  }
+  if (found->magic != MAGIC_VALUE) return CANARY;
+  const Py_ssize_t members = self->memories->count;
+  if (found->path != self->path || found->role != self->role || found->stage != message.stage ||
+      found->kind != message.kind || found->epoch != message.epoch ||
+      found->comm_seq != message.comm_seq || found->seq != message.seq ||
+      found->num_members != static_cast<uint64_t>(members)) {
+    return MISMATCH;
+  }
+  uint64_t skipped = 0;
+  for (Py_ssize_t nth = 0; message.kind != GATHER && nth < self->me; nth++) {
+    skipped += found->counts[nth];
+  }
+  const uint64_t num_bytes = found->num_bytes;
+  if (found->counts[self->me] != owed || skipped + owed > num_bytes) return MISMATCH;
+  const char *data = reinterpret_cast<char *>(found) + self->head;
+  uint64_t end = 0;
+  if (num_bytes <= static_cast<uint64_t>(self->capacity)) {
+    std::memcpy(&end, data + num_bytes, CANARY_BYTES);
+  }
+  if (num_bytes > static_cast<uint64_t>(self->capacity) || end != canary(message.comm_seq)) {
+    return CANARY;
+  }
+  *part = data + skipped;
+  return 0;
+}
+
 PyObject *window_new(PyTypeObject *type, PyObject *args, PyObject *) {
   PyObject *memories, *bells = nullptr;
   Py_ssize_t me, slots, capacity;
@@ -274,11 +373,8 @@ PyObject *window_post(Window *self, PyObject *const *args, Py_ssize_t nargs) {
   Place payload;
   if (!payload.find(args[6], num_bytes, PyBUF_SIMPLE)) return nullptr;
 
-  Header *header = slot_of(self, self->me, n[0]);
-  const auto flag = static_cast<uint64_t>(n[1]) + 1;
-  char *data = reinterpret_cast<char *>(header) + self->head;
-  __atomic_store_n(&header->begun, flag, __ATOMIC_RELAXED);
-  __atomic_thread_fence(__ATOMIC_RELEASE);
+  const Message message = message_of(n);
+  char *data = begun(self, message);
   if (num_bytes > LONG_COPY) {
     Py_BEGIN_ALLOW_THREADS;
     std::memcpy(data, payload.address, num_bytes);
@@ -286,22 +382,7 @@ PyObject *window_post(Window *self, PyObject *const *args, Py_ssize_t nargs) {
   } else if (num_bytes > 0) {
     std::memcpy(data, payload.address, num_bytes);
   }
-  const uint64_t end = canary(n[1]);
-  std::memcpy(data + num_bytes, &end, CANARY_BYTES);
-  header->magic = MAGIC_VALUE;
-  __atomic_store_n(&header->visible_at, visible_at, __ATOMIC_RELAXED);
-  header->path = self->path;
-  header->role = self->role;
-  header->stage = static_cast<uint32_t>(n[4]);
-  header->kind = static_cast<uint32_t>(n[5]);
-  header->epoch = n[2];
-  header->comm_seq = n[1];
-  header->seq = n[3];
-  header->num_bytes = num_bytes;
-  header->num_members = members;
-  std::memcpy(header->counts, counts, sizeof(uint64_t) * members);
-  __atomic_store_n(&header->released, flag, __ATOMIC_RELEASE);
-  for (Py_ssize_t nth = 0; nth < self->bells->count; nth++) ring(self->bells->at<Bell>(nth));
+  release(self, message, counts, num_bytes, visible_at);
   Py_RETURN_NONE;
 }
 
@@ -316,19 +397,9 @@ PyObject *window_postpone(Window *self, PyObject *const *args, Py_ssize_t nargs)
 }
 
 PyObject *window_poll(Window *self, PyObject *const *args, Py_ssize_t nargs) {
-  int64_t n[2], last = 0;  // slot, comm_seq
+  int64_t n[6] = {};  // slot, comm_seq
   if (!arity(nargs, 2, 2) || !numbers(args, 2, n) || !usable(self, n[0])) return nullptr;
-  for (Py_ssize_t member = 0; member < self->memories->count; member++) {
-    Header *header = slot_of(self, member, n[0]);
-    if (__atomic_load_n(&header->released, __ATOMIC_ACQUIRE) <= static_cast<uint64_t>(n[1])) {
-      return PyLong_FromLong(-1);
-    }
-    if (member != self->me) {
-      const int64_t at = __atomic_load_n(&header->visible_at, __ATOMIC_RELAXED);
-      if (at > last) last = at;
-    }
-  }
-  return PyLong_FromLongLong(last != 0 && last > now_ns() ? last : 0);
+  return PyLong_FromLongLong(visible(self, message_of(n)));
 }
 
 PyObject *window_take(Window *self, PyObject *const *args, Py_ssize_t nargs) {
@@ -344,56 +415,18 @@ PyObject *window_take(Window *self, PyObject *const *args, Py_ssize_t nargs) {
   Place out;
   if (!out.find(args[7], total, PyBUF_WRITABLE)) return nullptr;
 
-  const auto wanted = static_cast<uint64_t>(n[1]) + 1;
-  const uint64_t mark = canary(n[1]);
+  const Message message = message_of(n);
   int code = 0;
   Py_ssize_t member = 0;
   PyThreadState *saved = total > LONG_COPY ? PyEval_SaveThread() : nullptr;
   char *into = out.address;
   for (; member < members; member++) {
-    Header *found = slot_of(self, member, n[0]);
-    const uint64_t released = __atomic_load_n(&found->released, __ATOMIC_ACQUIRE);
-    if (released < wanted) {
-      code = NOT_THERE;
-      break;
-    }
-    if (released > wanted || __atomic_load_n(&found->begun, __ATOMIC_RELAXED) != wanted) {
-      code = OVERWRITTEN;
-      break;
-    }
-    if (found->magic != MAGIC_VALUE) {
-      code = CANARY;
-      break;
-    }
-    if (found->path != self->path || found->role != self->role ||
-        found->stage != static_cast<uint32_t>(n[4]) || found->kind != static_cast<uint32_t>(n[5]) ||
-        found->epoch != n[2] || found->comm_seq != n[1] || found->seq != n[3] ||
-        found->num_members != static_cast<uint64_t>(members)) {
-      code = MISMATCH;
-      break;
-    }
-    const uint64_t num_bytes = found->num_bytes;
-    uint64_t skipped = 0;
-    for (Py_ssize_t nth = 0; n[5] != GATHER && nth < self->me; nth++) {
-      skipped += found->counts[nth];
-    }
-    if (found->counts[self->me] != owed[member] || skipped + owed[member] > num_bytes) {
-      code = MISMATCH;
-      break;
-    }
-    const char *data = reinterpret_cast<char *>(found) + self->head;
-    uint64_t end = 0;
-    if (num_bytes <= static_cast<uint64_t>(self->capacity)) {
-      std::memcpy(&end, data + num_bytes, CANARY_BYTES);
-    }
-    if (num_bytes > static_cast<uint64_t>(self->capacity) || end != mark) {
-      code = CANARY;
-      break;
-    }
-    if (owed[member] > 0) std::memcpy(into, data + skipped, owed[member]);
+    const char *part = nullptr;
+    code = look(self, message, member, owed[member], &part);
+    if (code != 0) break;
+    if (owed[member] > 0) std::memcpy(into, part, owed[member]);
     into += owed[member];
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&found->begun, __ATOMIC_RELAXED) != wanted) {
+    if (!intact(self, message, member)) {
       code = OVERWRITTEN;
       break;
     }
@@ -516,6 +549,152 @@ PyType_Slot doorbell_slots[] = {
 PyType_Spec doorbell_spec = {"interlace.comm._window.Doorbell", sizeof(Doorbell), 0,
                              Py_TPFLAGS_DEFAULT, doorbell_slots};
 
+// ---- Crossing: a stretch of a window's collectives, see crossing.h
+
+struct CrossingObject {
+  PyObject_HEAD
+  Window *window;
+  Crossing crossing;
+};
+
+char *crossing_begin(void *window, const Message &message, uint64_t num_bytes) {
+  auto *self = static_cast<Window *>(window);
+  return num_bytes > static_cast<uint64_t>(self->capacity) ? nullptr : begun(self, message);
+}
+
+void crossing_release(void *window, const Message &message, const uint64_t *counts,
+                      uint64_t num_bytes) {
+  release(static_cast<Window *>(window), message, counts, num_bytes, 0);
+}
+
+bool crossing_arrived(void *window, const Message &message, int64_t spin_ns) {
+  auto *self = static_cast<Window *>(window);
+  if (visible(self, message) == 0) return true;
+  const int64_t until = now_ns() + spin_ns;
+  while (now_ns() < until) {
+    for (int nth = 0; nth < 16; nth++) pause_briefly();
+    if (visible(self, message) == 0) return true;
+    sched_yield();
+  }
+  return visible(self, message) == 0;
+}
+
+int crossing_look(void *window, const Message &message, int64_t member, uint64_t owed,
+                  const char **part) {
+  return look(static_cast<Window *>(window), message, member, owed, part);
+}
+
+bool crossing_intact(void *window, const Message &message, int64_t member) {
+  return intact(static_cast<Window *>(window), message, member);
+}
+
+constexpr interlace::WindowFunctions FUNCTIONS = {
+    crossing_begin, crossing_release, crossing_arrived, crossing_look, crossing_intact, now_ns,
+};
+
+PyObject *crossing_new(PyTypeObject *type, PyObject *args, PyObject *) {
+  PyObject *window;
+  Py_buffer messages;
+  long long spin_ns;
+  if (!PyArg_ParseTuple(args, "Oy*L", &window, &messages, &spin_ns)) return nullptr;
+  if (Py_TYPE(window)->tp_dealloc != reinterpret_cast<destructor>(window_dealloc)) {
+    PyBuffer_Release(&messages);
+    PyErr_SetString(PyExc_TypeError, "a crossing is over a Window");
+    return nullptr;
+  }
+  const auto num = messages.len / static_cast<Py_ssize_t>(sizeof(Message));
+  auto *copied = static_cast<Message *>(PyMem_Malloc(messages.len + 1));
+  auto *moments = static_cast<Moments *>(PyMem_Calloc(num + 1, sizeof(Moments)));
+  bool good = copied != nullptr && moments != nullptr;
+  if (good) {
+    std::memcpy(copied, messages.buf, messages.len);
+  } else {
+    PyErr_NoMemory();
+  }
+  PyBuffer_Release(&messages);
+  auto *own = reinterpret_cast<Window *>(window);
+  for (Py_ssize_t nth = 0; good && nth < num; nth++) good = usable(own, copied[nth].slot);
+  auto *self = good ? reinterpret_cast<CrossingObject *>(type->tp_alloc(type, 0)) : nullptr;
+  if (self == nullptr) {
+    PyMem_Free(copied);
+    PyMem_Free(moments);
+    return nullptr;
+  }
+  Py_INCREF(window);
+  self->window = own;
+  moments[0].resumed = now_ns();
+  self->crossing = {&FUNCTIONS, own,     own->memories->count, own->me, num, copied, moments,
+                    spin_ns,    0,       0,                    0,       0};
+  return reinterpret_cast<PyObject *>(self);
+}
+
+void crossing_dealloc(CrossingObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  PyMem_Free(const_cast<Message *>(self->crossing.messages));
+  PyMem_Free(self->crossing.moments);
+  Py_XDECREF(self->window);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject *crossing_address(CrossingObject *self, PyObject *) {
+  return PyLong_FromVoidPtr(&self->crossing);
+}
+
+PyObject *crossing_at(CrossingObject *self, PyObject *) {
+  return PyLong_FromLongLong(self->crossing.at);
+}
+
+PyObject *crossing_poll(CrossingObject *self, PyObject *) {
+  const Crossing &c = self->crossing;
+  if (!usable(self->window, 0)) return nullptr;
+  return PyBool_FromLong(c.at >= c.num || visible(self->window, c.messages[c.at]) == 0);
+}
+
+PyObject *crossing_moments(CrossingObject *self, PyObject *) {
+  const Crossing &c = self->crossing;
+  PyObject *all = PyList_New(c.at);
+  for (Py_ssize_t nth = 0; all != nullptr && nth < c.at; nth++) {
+    const Moments &of = c.moments[nth];
+    PyObject *one = Py_BuildValue("ddddd", of.resumed * 1e-9, of.computed * 1e-9, of.posted * 1e-9,
+                                  of.settled * 1e-9, of.waited * 1e-9);
+    if (one == nullptr) {
+      Py_CLEAR(all);
+    } else {
+      PyList_SET_ITEM(all, nth, one);
+    }
+  }
+  return all;
+}
+
+PyObject *crossing_fault(CrossingObject *self, PyObject *) {
+  const Crossing &c = self->crossing;
+  if (c.fault == 0) Py_RETURN_NONE;
+  if (!usable(self->window, 0)) return nullptr;
+  const char *raw = reinterpret_cast<char *>(slot_of(self->window, c.member, c.messages[c.at].slot));
+  return Py_BuildValue("inKy#", c.fault, static_cast<Py_ssize_t>(c.member),
+                       static_cast<unsigned long long>(c.num_bytes), raw, self->window->head);
+}
+
+PyMethodDef crossing_methods[] = {
+    {"address", FAST(crossing_address), METH_NOARGS, nullptr},
+    {"at", FAST(crossing_at), METH_NOARGS, nullptr},
+    {"poll", FAST(crossing_poll), METH_NOARGS, nullptr},
+    {"moments", FAST(crossing_moments), METH_NOARGS, nullptr},
+    {"fault", FAST(crossing_fault), METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot crossing_slots[] = {
+    {Py_tp_new, reinterpret_cast<void *>(crossing_new)},
+    {Py_tp_dealloc, reinterpret_cast<void *>(crossing_dealloc)},
+    {Py_tp_methods, crossing_methods},
+    {0, nullptr},
+};
+
+PyType_Spec crossing_spec = {"interlace.comm._window.Crossing", sizeof(CrossingObject), 0,
+                             Py_TPFLAGS_DEFAULT, crossing_slots};
+
 // ---- the module
 
 PyObject *wake_on_time(PyObject *, PyObject *) {
@@ -555,7 +734,7 @@ PyMethodDef module_methods[] = {
 };
 
 int add_types(PyObject *module) {
-  for (PyType_Spec *spec : {&window_spec, &doorbell_spec}) {
+  for (PyType_Spec *spec : {&window_spec, &doorbell_spec, &crossing_spec}) {
     PyObject *type = PyType_FromSpec(spec);
     if (type == nullptr) return -1;
     const int added = PyModule_AddType(module, reinterpret_cast<PyTypeObject *>(type));

@@ -5,12 +5,14 @@ Shapes and dtypes are free; rows travel as bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from .collectives import Collective, Gather
+from .crossing import Crossing
 from .path import Ticket
 from .window_channel import Posted, WindowChannel
 from .workspace import Workspace
@@ -91,6 +93,15 @@ class WindowCommunicator:
 
     def abort(self) -> None:
         """Nothing is in flight but bytes in memory."""
+
+    @property
+    def can_cross(self) -> bool:
+        """Whether passes can go through many collectives in one call."""
+        return self._channel.can_cross
+
+    def cross(self, tickets: Sequence[Ticket]) -> Crossing:
+        """Of these tickets; see `WindowChannel.cross`."""
+        return self._channel.cross(tickets)
 
     def _room(
         self, slot: int, gathered: bool, shape: tuple[int, ...], payload: torch.Tensor

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from . import window_layout as at
 from .collectives import Collective, Gather
+from .crossing import Crosses, Crossing, packed
 from .errors import (
     CanaryError,
     CapacityError,
@@ -101,16 +102,18 @@ class WindowChannel:
         enlarge: str = "the capacity of the window",
         epoch: int = 0,
         posts: PostOrder | None = None,
+        crosses: Crosses | None = None,
     ) -> None:
         """`clock`: the window's, in nanoseconds. `enlarge`: what to raise for larger messages.
-        `epoch`: that of requests that come without a ticket. `posts`: the rank's witness."""
+        `epoch`: that of requests that come without a ticket. `posts`: the rank's witness.
+        `crosses` makes crossings over the window."""
         self.members, self.me = tuple(members), tuple(members).index(rank)
         self.timeout_s = timeout_s
         self.waiter = waiter
         self._window, self._path, self._role, self._rank = window, path, role, rank
         self._slots, self._capacity, self._enlarge = slots, capacity, enlarge
         self._clock, self._link, self._epoch = clock, link, epoch
-        self._posts = posts
+        self._posts, self._crosses = posts, crosses
         self._num_posted = 0
         self._crcs: dict[str, int] = {}
 
@@ -129,20 +132,14 @@ class WindowChannel:
         if ticket is not None and self._posts is not None:
             self._posts.admit(self._path, self._role, request, ticket)
         kind = at.GATHER if isinstance(request, Gather) else at.EXCHANGE
-        stage = self._crcs.get(request.stage)
-        if stage is None:
-            stage = self._crcs[request.stage] = zlib.crc32(request.stage.encode())
         if ticket is None:
-            nth = self._num_posted
+            nth, stage = self._num_posted, self._crc(request.stage)
             posted = Posted(nth % self._slots, nth, self._epoch, nth, stage, kind)
         else:
-            posted = Posted(ticket.slot, ticket.comm_seq, ticket.epoch, ticket.seq, stage, kind)
+            posted = self._posted(ticket, kind)
         num_bytes = counts[0] if kind == at.GATHER else sum(counts)
         if num_bytes > self._capacity:
-            raise CapacityError(
-                f"{self._where(posted)}: a message of {num_bytes:,} bytes does not fit into a slot "
-                f"of {self._capacity:,}: raise {self._enlarge}"
-            )
+            raise self._too_large(posted, num_bytes)
         visible_at = 0 if self._link is None else self._send(self._link, posted, counts)
         self._window.post(*posted, payload, counts, visible_at)
         self._num_posted += 1
@@ -167,6 +164,49 @@ class WindowChannel:
             fault = self._window.take(*posted, counts, out)
         if fault is not None:
             raise self._error(posted, counts, *fault)
+
+    @property
+    def can_cross(self) -> bool:
+        """Whether there are crossings: no link delays messages, and the C++ carries them."""
+        return self._crosses is not None and self._link is None
+
+    def cross(self, tickets: Sequence[Ticket]) -> Crossing:
+        """The messages of these tickets, exchanges all, for a pass that computes between them.
+
+        Raises OrderError if they are not the rank's next posts.
+        """
+        assert self._crosses is not None
+        if self._posts is not None:
+            self._posts.admit_all(self._path, self._role, tickets)
+        posted = [self._posted(ticket, at.EXCHANGE) for ticket in tickets]
+        self._num_posted += len(posted)
+
+        def error(nth: int, fault: tuple[int, int, int, bytes]) -> CommunicationError:
+            code, member, num_bytes, raw = fault
+            if code == at.OVER_CAPACITY:
+                return self._too_large(posted[nth], num_bytes)
+            owed = [0] * len(self.members)
+            owed[member] = num_bytes
+            return self._error(posted[nth], owed, code, member, raw)
+
+        native = self._crosses(self._window, packed(posted))
+        return Crossing(native, timeout_s=self.timeout_s, error=error)
+
+    def _posted(self, ticket: Ticket, kind: int) -> Posted:
+        stage = self._crc(ticket.op.stage)
+        return Posted(ticket.slot, ticket.comm_seq, ticket.epoch, ticket.seq, stage, kind)
+
+    def _crc(self, stage: str) -> int:
+        found = self._crcs.get(stage)
+        if found is None:
+            found = self._crcs[stage] = zlib.crc32(stage.encode())
+        return found
+
+    def _too_large(self, posted: Posted, num_bytes: int) -> CapacityError:
+        return CapacityError(
+            f"{self._where(posted)}: a message of {num_bytes:,} bytes does not fit into a slot "
+            f"of {self._capacity:,}: raise {self._enlarge}"
+        )
 
     def _send(self, link: Link, posted: Posted, counts: Sequence[int]) -> int:
         """When the others see it; what it delays on the link is told to its windows."""

@@ -44,6 +44,8 @@ KINDS = {"Gather": GATHER, "Exchange": EXCHANGE}
 
 # What reading a message may find.
 NOT_THERE, OVERWRITTEN, MISMATCH, CANARY = 1, 2, 3, 4
+OVER_CAPACITY = 5
+"""Of a message that is crossed: it was not begun."""
 
 # A doorbell: how many messages were announced to a rank, and whether it sleeps until the next.
 BELL = 0

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from . import window_reference
+from .crossing import Crosses
 from .doorbell import Doorbell, DoorbellWaiter, ReferenceDoorbell
 from .shared_memory import SharedMemory
 from .window_channel import WindowEnd
@@ -86,7 +87,7 @@ class Windows:
         self._open: list[Any] = []
         bell = met.own.buffer[:DOORBELL_BYTES]
         ranks, cores = 1 + len(met.others), len(os.sched_getaffinity(0))
-        spin_ns = SPIN_NS if ranks <= cores else 0
+        self._spin_ns = spin_ns = SPIN_NS if ranks <= cores else 0
         if extension is None:
             doorbell: Doorbell = ReferenceDoorbell(bell)
             self.waiter = DoorbellWaiter(doorbell, spin_ns=0)
@@ -129,6 +130,14 @@ class Windows:
         )
         self._open.append(window)
         return window
+
+    @property
+    def crosses(self) -> Crosses | None:
+        """Makes crossings over windows made here; None on the twin."""
+        if self._extension is None:
+            return None
+        crossing, spin_ns = self._extension.Crossing, self._spin_ns
+        return lambda window, messages: crossing(window, messages, spin_ns)
 
     def close(self) -> None:
         """Nothing made here may be used after this. Others' mappings of this memory hold."""

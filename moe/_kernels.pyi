@@ -162,6 +162,36 @@ def attention_block(
     eps: float,
     /,
 ) -> None: ...
+def straight(
+    item_size: int,
+    x: int,
+    ids: int,
+    rows: int,
+    cos: int,
+    sin: int,
+    slots: int,
+    pages: int,
+    tables: int,
+    tables_stride: int,
+    starts: int,
+    positions: int,
+    sequences: int,
+    pages_size: int,
+    width: int,
+    owned: tuple[int, ...],
+    layers: tuple[tuple[float, ...], ...],
+    /,
+) -> object:
+    """A pass through all layers that is about to begin (native/straight.h). `pages_size`: elements
+    of a layer's pages. `owned`: experts of each member."""
+
+def go_on(run: object, crossing: int, /) -> int:
+    """Compute as far as messages have come: 0 if it is through, 1 if it waits for one, 2 if there is
+    something wrong with one."""
+
+def spent(run: object, /) -> tuple[float, float, float, float]:
+    """Seconds so far in blocks, dealing, experts and sums."""
+
 def deal(
     to: int,
     places: int,

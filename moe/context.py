@@ -32,3 +32,5 @@ class PathContext:
     where. Where it is far from the device it should not; `all_to_all` must."""
     buckets: bool = False
     """Whether batches, all of decode rows, are padded to few shapes. It changes no bit of a row."""
+    straight: bool = False
+    """Whether the pass offers to go through all its layers in one call (see `straight`)."""

@@ -118,6 +118,15 @@ class Model:
         shares = _Shares(batch, context)
         rotation = self.rotation(weights, batch)
         x_UD = self.embed(weights, batch)[shares.mine]
+        straight = weights.straight
+        if straight is not None and straight.fits(context):
+            crossing = await perform(straight.stretch)
+            if crossing is not None:
+                x_TD, topk_LTK = await straight.cross(crossing, context, x_UD, rotation, batch)
+                return ForwardOutput(
+                    logits_SV=self.logits(weights, x_TD, batch).float(),
+                    experts_TLK=topk_LTK.to(self._id_dtype).transpose(0, 1).contiguous(),
+                )
         chosen: list[torch.Tensor] = []
         in_pieces = context.preemptible and batch.num_rows >= PIECE_ROWS
         pages = None if in_pieces or context.tp_size > 1 else context.kv.pages

@@ -21,6 +21,7 @@ from .linear import Linear
 from .loader import Loader, Tensors
 from .mixture import MixtureLayer
 from .rotary import rotary_tables
+from .straight import Straight
 from .tensor_names import TensorNames
 
 
@@ -76,6 +77,12 @@ class Weights:
     cos_PE: torch.Tensor
     sin_PE: torch.Tensor
     """float32 rotary tables; sin is negative in the first half of E, see `rotary.rotate`."""
+    straight: Straight | None = field(init=False)
+    """All layers in one call, where our kernels do that."""
+
+    def __post_init__(self) -> None:
+        straight = Straight.of([(layer.block, layer.feed_forward) for layer in self.layers])
+        object.__setattr__(self, "straight", straight)
 
 
 def load_weights(

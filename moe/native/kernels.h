@@ -33,7 +33,7 @@ struct ExpertPass {
   T *out;  // rows of `hidden`
   const T *x;
   int64_t x_stride;
-  const int64_t *reads;   // which row of `x` each is; null: they lie in their order
+  const int64_t *reads;   // how many strides behind `x` each is; null: they lie in their order
   const int64_t *writes;  // which row of `out` each becomes; null: they lie in their order
   int64_t hidden, width;
   int64_t experts;
@@ -69,7 +69,8 @@ struct Mix {
   T *out;                 // [rows, width]
   const T *residual;      // [rows, width]; null: out is the sum alone, otherwise x + factor * it
   const T *outputs;       // rows of `width`
-  const int64_t *places;  // [rows, top_k] which of the outputs are a row's
+  int64_t stride;         // what places count, in elements
+  const int64_t *places;  // [rows, top_k] where the outputs are that are a row's
   const float *weights;   // [rows, top_k]
   int64_t rows, top_k, width;
   float factor;

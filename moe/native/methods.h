@@ -116,7 +116,7 @@ METHOD(mix) {
   m.weights = next.at<const float>();
   m.rows = next.size();
   m.top_k = next.size();
-  m.width = next.size();
+  m.width = m.stride = next.size();
   m.factor = next.real();
   if (!next.good()) return nullptr;
   kernels.mix(m);

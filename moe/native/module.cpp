@@ -8,6 +8,7 @@
 #include "dealing.h"
 #include "methods.h"
 #include "sampling.h"
+#include "straight.h"
 
 namespace {
 
@@ -108,6 +109,9 @@ PyMethodDef methods[] = {
     TYPED(turn_heads, 13),
     TYPED(attend, 12),
     TYPED(attention_block, 32),
+    TYPED(straight, 16),
+    PLAIN(go_on),
+    PLAIN(spent),
     PLAIN(deal),
     PLAIN(by_expert),
     PLAIN(draw),

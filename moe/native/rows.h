@@ -86,9 +86,9 @@ void mix(const Mix<T> &m) {
     const float *weights = m.weights + row * m.top_k;
     T *out = m.out + row * m.width;
     for (int64_t at = 0; at < m.width; at += UNIT) {
-      Vec total = mul(widen(m.outputs + places[0] * m.width + at), all(weights[0]));
+      Vec total = mul(widen(m.outputs + places[0] * m.stride + at), all(weights[0]));
       for (int64_t nth = 1; nth < m.top_k; nth++) {
-        const Vec output = widen(m.outputs + places[nth] * m.width + at);
+        const Vec output = widen(m.outputs + places[nth] * m.stride + at);
         total = add(total, mul(output, all(weights[nth])));
       }
       narrow(out + at, total);

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -15,9 +16,10 @@ from interlace.comm.journal import Journal
 from interlace.comm.path import Path
 from interlace.comm.plan import PlanConfig
 from interlace.comm.progress import Progress
-from interlace.comm.sequencer import record_program
+from interlace.comm.sequencer import Crosses, record_program
 from interlace.comm.unsafe import unsafe_sequencer
 from interlace.comm.warm import warm
+from interlace.comm.window import WindowCommunicator
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
@@ -143,6 +145,11 @@ def compose(
         ]
         if path in mine
     }
+    crossings = {} if unsafe.arms else _crossings(communicators)
+    contexts = {
+        name: replace(context, straight=(name, "ep") in crossings)
+        for name, context in contexts.items()
+    }
     sequencer = unsafe_sequencer(unsafe.arms, unsafe.without, seed=unsafe.seed, slots=SLOTS)(
         rank=rank,
         paths=paths,
@@ -154,6 +161,7 @@ def compose(
         posts=transport.posts,
         prechecks=_prechecks(config, paths, transport),
         meeting=_meeting(config, transport),
+        crossings=crossings,
     )
     with transport.around(mine[-1].name):
         exact = exactness(model, weights, placement=placement, ep_rank=ep_rank).exact
@@ -224,6 +232,15 @@ def _first_use(
     rank = transport.rank
     members = {(name, role): paths[name].group_of(role, rank) for name, role in communicators}
     return lambda: warm(rank, communicators, members, pack=pack, unpack=unpack)
+
+
+def _crossings(communicators: Mapping[tuple[str, str], Communicator]) -> dict[Any, Crosses]:
+    """Of those that pass through windows."""
+    return {
+        key: communicator.cross
+        for key, communicator in communicators.items()
+        if isinstance(communicator, WindowCommunicator) and communicator.can_cross
+    }
 
 
 def _prechecks(

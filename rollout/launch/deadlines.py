@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from interlace.comm.crossing import Moments
 from interlace.comm.path import Path, Ticket
 from interlace.comm.progress import Progress
 from interlace.rollout.config import Launch
@@ -26,6 +27,7 @@ class Deadlines:
         self.computing: Callable[[Ticket], None] = progress.computing
         self.posted: Callable[[Ticket], None] = progress.posted
         self.settled: Callable[[Ticket], None] = self._count
+        self._crossed = progress.crossed
         self.waiting: Callable[[str], None] = progress.waiting
         self.going_on: Callable[[], None] = progress.going_on
 
@@ -48,12 +50,19 @@ class Deadlines:
         launch = self._launch
         return max(launch.ticket_timeout_s, launch.exchange_timeout_s, self.patience())
 
+    def crossed(self, tickets: Sequence[Ticket], moments: Sequence[Moments]) -> None:
+        self._crossed(tickets, moments)
+        self._take_off(tickets[0].path, len(tickets))
+
     def _count(self, ticket: Ticket) -> None:
         self._settled(ticket)
+        self._take_off(ticket.path, 1)
+
+    def _take_off(self, path: str, num: int) -> None:
         left = self._left
-        if left and ticket.path in left:
-            left[ticket.path] -= 1
-            if not left[ticket.path]:
-                del left[ticket.path]
+        if left and path in left:
+            left[path] -= num
+            if left[path] <= 0:
+                del left[path]
             if not left:
                 self.settled = self._settled

@@ -90,6 +90,7 @@ class WindowGroups:
             enlarge="launch.window_mib",
             epoch=self._posts.epoch,
             posts=self._posts,
+            crosses=self._windows.crosses,
         )
 
     def _link(self, path: str) -> Link | None:

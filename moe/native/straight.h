@@ -1,0 +1,353 @@
+// A pass through all layers of experts in one call: blocks, experts, and between them the collectives
+// of a crossing (comm/crossing.h), in the order of `Model.compute` and with its bits. Rows are dealt
+// into the window, and experts read and write where rows lie in it.
+
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "../../comm/crossing.h"
+#include "attention_block.h"
+
+namespace {
+
+using interlace::Crossing;
+
+enum Outcome { THROUGH = 0, WAITS = 1, FAULT = 2, NO_MEMORY = 3, WRONG = 4 };
+enum Spent { BLOCK, DEALING, EXPERTS, SUMS, NUM_SPENT };
+constexpr int OVERWRITTEN = 2;  // of comm/window_layout.py
+
+class Straight {
+ public:
+  virtual ~Straight() = default;
+  // Computes as far as messages have come. The GIL is not needed.
+  virtual Outcome go_on(Crossing &crossing) = 0;
+  int64_t spent[NUM_SPENT] = {};  // nanoseconds
+};
+
+template <class T>
+struct StraightLayer {
+  Block<T> block;
+  std::vector<const T *> matrices;
+};
+
+template <class T>
+class StraightOf : public Straight {
+ public:
+  explicit StraightOf(const interlace::KernelsOf<T> &kernels) : kernels_(kernels) {}
+
+  // False with an error set.
+  bool take(Arguments &next) {
+    x_ = next.at<T>();
+    ids_ = next.at<int64_t>();
+    rows_ = next.size();
+    Block<T> rows;
+    rows.take_rows(next);
+    const int64_t pages_size = next.size();  // elements of a layer's pages
+    width_ = next.size();
+    PyObject *owned = next.object(), *layers = next.object();
+    if (!next.good() || !take_owned(owned)) return false;
+    const Py_ssize_t num = PyTuple_Check(layers) ? PyTuple_GET_SIZE(layers) : 0;
+    for (Py_ssize_t nth = 0; nth < num; nth++) {
+      PyObject *items = PyTuple_GET_ITEM(layers, nth);
+      if (!PyTuple_Check(items)) break;
+      const Py_ssize_t size = PyTuple_GET_SIZE(items);
+      Arguments own(reinterpret_cast<PyTupleObject *>(items)->ob_item, size, size);
+      StraightLayer<T> layer = {rows, {}};
+      layer.block.attention.pages = layer.block.heads.pages += nth * pages_size;
+      layer.block.take_layer(own);
+      for (Py_ssize_t left = size - NUM_OF_LAYER; left > 0; left--) {
+        layer.matrices.push_back(own.at<const T>());
+      }
+      if (!own.good()) return false;
+      layers_.push_back(std::move(layer));
+    }
+    if (layers_.size() != static_cast<size_t>(num) || num == 0) {
+      PyErr_SetString(PyExc_TypeError, "layers must be a tuple of tuples");
+      return false;
+    }
+    hidden_ = layers_[0].block.before.width;
+    top_k_ = layers_[0].block.choice.top_k;
+    const auto rows_hidden = static_cast<size_t>(rows_ * hidden_);
+    sum_.resize(rows_hidden);
+    out_.resize(rows_hidden);
+    weights_.resize(rows_ * top_k_);
+    places_.resize(rows_ * top_k_);
+    scratch_.resize(layers_[0].block.scratch_size(rows_) + 32);
+    return true;
+  }
+
+  Outcome go_on(Crossing &c) override {
+    if (c.members != static_cast<int64_t>(owned_.size()) ||
+        c.num != 3 * static_cast<int64_t>(layers_.size())) {
+      return WRONG;
+    }
+    since_ = c.functions->now();
+    for (;;) {
+      if (waits_) {
+        const int64_t began = c.functions->now();
+        if (!c.arrived()) return WAITS;
+        since_ += c.functions->now() - began;
+        waits_ = false;
+      }
+      const Outcome outcome = step(c);
+      if (outcome != WAITS) return outcome;  // otherwise: to the next wait
+      waits_ = true;
+    }
+  }
+
+ private:
+  static constexpr Py_ssize_t NUM_OF_LAYER = 17;  // arguments of Block::take_layer
+
+  bool take_owned(PyObject *owned) {
+    const Py_ssize_t num = PyTuple_Check(owned) ? PyTuple_GET_SIZE(owned) : 0;
+    for (Py_ssize_t nth = 0; nth < num; nth++) {
+      owned_.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(owned, nth)));
+      if (owned_.back() == -1 && PyErr_Occurred()) return false;
+      experts_ += owned_.back();
+    }
+    if (num > 0) return true;
+    PyErr_SetString(PyExc_TypeError, "owned must be a tuple of every member's number of experts");
+    return false;
+  }
+
+  void note(Crossing &c, Spent kind) {
+    const int64_t now = c.functions->now();
+    spent[kind] += now - since_;
+    since_ = now;
+  }
+
+  Outcome step(Crossing &c) {
+    switch (phase_++) {
+      case 0:
+        return counts(c);
+      case 1:
+        return rows(c);
+      case 2:
+        return outputs(c);
+      default:
+        phase_ = 0;
+        if (Outcome outcome = mixed(c); outcome != THROUGH) return outcome;
+        if (++at_ == static_cast<int64_t>(layers_.size())) return THROUGH;
+        return step(c);
+    }
+  }
+
+  int64_t *ids() { return ids_ + at_ * rows_ * top_k_; }
+
+  // The layer up to its experts; how many rows go to each.
+  Outcome counts(Crossing &c) {
+    auto address = reinterpret_cast<uintptr_t>(scratch_.data());
+    T *scratch = scratch_.data() + (-address % 64) / sizeof(T);
+    if (!layers_[at_].block.run(kernels_, rows_, x_, sum_.data(), out_.data(), ids(),
+                                weights_.data(), scratch)) {
+      return NO_MEMORY;
+    }
+    note(c, BLOCK);
+    const int64_t experts = experts_, num_slots = rows_ * top_k_;
+    next_.assign(experts + 1, 0);
+    for (int64_t nth = 0; nth < num_slots; nth++) next_[ids()[nth] + 1]++;
+    std::vector<uint64_t> bytes;
+    for (int64_t own : owned_) bytes.push_back(static_cast<uint64_t>(own) * 8);
+    char *to = c.begin(c.at, static_cast<uint64_t>(experts) * 8);
+    if (to == nullptr) return FAULT;
+    std::memcpy(to, next_.data() + 1, static_cast<size_t>(experts) * 8);
+    c.release(bytes.data(), static_cast<uint64_t>(experts) * 8);
+    note(c, DEALING);
+    return WAITS;
+  }
+
+  // How many come from each member for each of the own experts; then the rows are sent.
+  Outcome rows(Crossing &c) {
+    const int64_t own = owned_[c.me];
+    counts_.resize(c.members * own);
+    received_.assign(c.members, 0);
+    for (int64_t member = 0; member < c.members; member++) {
+      const char *part;
+      if (!c.look(member, static_cast<uint64_t>(own) * 8, &part)) return FAULT;
+      std::memcpy(counts_.data() + member * own, part, static_cast<size_t>(own) * 8);
+    }
+    if (!c.leave(OVERWRITTEN)) return FAULT;
+    for (int64_t nth = 0; nth < c.members * own; nth++) received_[nth / own] += counts_[nth];
+    sent_.assign(c.members, 0);
+    int64_t expert = 0;
+    for (int64_t member = 0; member < c.members; member++) {
+      for (int64_t left = owned_[member]; left > 0; left--) sent_[member] += next_[++expert];
+    }
+    for (int64_t nth = 0; nth < experts_; nth++) next_[nth + 1] += next_[nth];
+    const int64_t num_slots = rows_ * top_k_;
+    char *to = c.begin(c.at, row_bytes(num_slots));
+    if (to == nullptr) return FAULT;
+    for (int64_t nth = 0; nth < num_slots; nth++) {
+      const int64_t place = next_[ids()[nth]]++;
+      places_[nth] = place;
+      std::memcpy(to + row_bytes(place), out_.data() + nth / top_k_ * hidden_, row_bytes(1));
+    }
+    release(c, sent_);
+    note(c, DEALING);
+    return WAITS;
+  }
+
+  // Every row's expert applied to it, from slot to slot.
+  Outcome outputs(Crossing &c) {
+    parts_.resize(c.members);
+    for (int64_t member = 0; member < c.members; member++) {
+      if (!c.look(member, row_bytes(received_[member]), &parts_[member])) return FAULT;
+    }
+    const int64_t own = owned_[c.me];
+    int64_t num_rows = 0;
+    for (int64_t member = 0; member < c.members; member++) num_rows += received_[member];
+    // Expert by expert, member by member: where a row lies, and whose its output is.
+    reads_.clear();
+    writes_.clear();
+    totals_.assign(own, 0);
+    first_.clear();
+    for (int64_t member = 0, first = 0; member < c.members; member++) {
+      first_.push_back(first);
+      first += received_[member];
+    }
+    within_.assign(c.members, 0);
+    for (int64_t expert = 0; expert < own; expert++) {
+      for (int64_t member = 0; member < c.members; member++) {
+        const int64_t num = counts_[member * own + expert];
+        totals_[expert] += num;
+        for (int64_t left = num; left > 0; left--) {
+          const int64_t nth = within_[member]++;
+          reads_.push_back(place_of(member, nth));
+          writes_.push_back(first_[member] + nth);
+        }
+      }
+    }
+    char *to = c.begin(c.at + 1, row_bytes(num_rows));
+    if (to == nullptr) return FAULT;
+    interlace::ExpertPass<T> pass = {};
+    pass.out = reinterpret_cast<T *>(to);
+    pass.x = reinterpret_cast<const T *>(parts_[0]);
+    pass.x_stride = interlace::UNIT;
+    pass.reads = reads_.data(), pass.writes = writes_.data();
+    pass.hidden = hidden_, pass.width = width_;
+    pass.experts = own, pass.counts = totals_.data();
+    pass.matrices = layers_[at_].matrices.data();
+    note(c, DEALING);
+    if (num_rows > 0 && !kernels_.experts(pass)) return NO_MEMORY;
+    note(c, EXPERTS);
+    if (!c.leave(OVERWRITTEN)) return FAULT;
+    release(c, received_);
+    return WAITS;
+  }
+
+  // What came back, weighted, summed and added to the residual.
+  Outcome mixed(Crossing &c) {
+    for (int64_t member = 0; member < c.members; member++) {
+      if (!c.look(member, row_bytes(sent_[member]), &parts_[member])) return FAULT;
+    }
+    const int64_t num_slots = rows_ * top_k_;
+    ends_.clear();
+    for (int64_t member = 0, end = 0; member < c.members; member++) ends_.push_back(end += sent_[member]);
+    for (int64_t nth = 0; nth < num_slots; nth++) {
+      int64_t member = 0;
+      while (places_[nth] >= ends_[member]) member++;
+      places_[nth] = place_of(member, places_[nth] - ends_[member] + sent_[member]);
+    }
+    interlace::Mix<T> mix = {};
+    mix.out = x_;
+    mix.residual = sum_.data();
+    mix.outputs = reinterpret_cast<const T *>(parts_[0]);
+    mix.stride = interlace::UNIT;
+    mix.places = places_.data(), mix.weights = weights_.data();
+    mix.rows = rows_, mix.top_k = top_k_, mix.width = hidden_;
+    mix.factor = layers_[at_].block.after.factor;
+    kernels_.mix(mix);
+    note(c, SUMS);
+    return c.leave(OVERWRITTEN) ? THROUGH : FAULT;
+  }
+
+  uint64_t row_bytes(int64_t num) const {
+    return static_cast<uint64_t>(num * hidden_) * sizeof(T);
+  }
+
+  // Where the nth row of a member's part lies behind the first member's part, in units: slots begin
+  // on pages and their payloads on lines, and rows are whole units.
+  int64_t place_of(int64_t member, int64_t nth) const {
+    constexpr auto unit_bytes = static_cast<intptr_t>(interlace::UNIT * sizeof(T));
+    const intptr_t begin = reinterpret_cast<intptr_t>(parts_[0]);
+    const intptr_t row = reinterpret_cast<intptr_t>(parts_[member]) + row_bytes(nth);
+    return (row - begin) / unit_bytes;
+  }
+
+  void release(Crossing &c, const std::vector<int64_t> &num) {
+    std::vector<uint64_t> bytes;
+    uint64_t all = 0;
+    for (int64_t rows : num) {
+      bytes.push_back(row_bytes(rows));
+      all += bytes.back();
+    }
+    c.release(bytes.data(), all);
+  }
+
+  const interlace::KernelsOf<T> &kernels_;
+  std::vector<StraightLayer<T>> layers_;
+  std::vector<int64_t> owned_;  // experts of each member
+  T *x_ = nullptr;              // [rows, hidden] the residual, in and out
+  int64_t *ids_ = nullptr;      // [layers, rows, top_k]
+  int64_t rows_ = 0, hidden_ = 0, width_ = 0, experts_ = 0, top_k_ = 0;
+
+  int64_t at_ = 0, since_ = 0;
+  int phase_ = 0;
+  bool waits_ = false;
+  std::vector<T> sum_, out_, scratch_;
+  std::vector<float> weights_;
+  std::vector<int64_t> places_, next_, counts_, received_, sent_, reads_, writes_, totals_, first_,
+      within_, ends_;
+  std::vector<const char *> parts_;
+};
+
+constexpr char STRAIGHT[] = "interlace.moe.straight";
+
+Straight *straight_of(PyObject *capsule) {
+  return static_cast<Straight *>(PyCapsule_GetPointer(capsule, STRAIGHT));
+}
+
+METHOD(straight) {
+  std::unique_ptr<StraightOf<T>> made(new StraightOf<T>(kernels));
+  if (!made->take(next)) return nullptr;
+  Straight *straight = made.get();
+  PyObject *capsule = PyCapsule_New(straight, STRAIGHT, [](PyObject *own) { delete straight_of(own); });
+  if (capsule != nullptr) made.release();
+  return capsule;
+}
+
+// The straight pass and the address of its crossing: what came of it.
+PyObject *go_on(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
+  Arguments next(args, nargs, 2);
+  if (!next.good()) return nullptr;
+  Straight *straight = straight_of(next.object());
+  if (straight == nullptr) return nullptr;
+  auto *crossing = next.at<Crossing>();
+  if (!next.good()) return nullptr;
+  Outcome outcome;
+  Py_BEGIN_ALLOW_THREADS;
+  outcome = straight->go_on(*crossing);
+  Py_END_ALLOW_THREADS;
+  if (outcome == NO_MEMORY) return PyErr_NoMemory();
+  if (outcome != WRONG) return PyLong_FromLong(outcome);
+  PyErr_Format(PyExc_ValueError, "a crossing of %lld messages between %lld members is not this pass's",
+               static_cast<long long>(crossing->num), static_cast<long long>(crossing->members));
+  return nullptr;
+}
+
+// Seconds in blocks, dealing, experts and sums.
+PyObject *spent(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
+  Arguments next(args, nargs, 1);
+  if (!next.good()) return nullptr;
+  Straight *straight = straight_of(next.object());
+  if (straight == nullptr) return nullptr;
+  const int64_t *ns = straight->spent;
+  return Py_BuildValue("dddd", ns[BLOCK] * 1e-9, ns[DEALING] * 1e-9, ns[EXPERTS] * 1e-9,
+                       ns[SUMS] * 1e-9);
+}
+
+}  // namespace

@@ -1,0 +1,123 @@
+"""A pass through all layers in one call of our kernels, where no other path goes in between.
+
+The same blocks, experts and sums as in `Model.compute`, in the same order and to the same bits, and
+the same messages between ranks: only the way back to Python between them is left out
+(`native/straight.h`). For layers of experts on a CPU whose heads are not split.
+
+Shapes: T rows, D hidden, L layers, K experts a row goes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from interlace.comm.collectives import Arrival, Stretch, perform
+from interlace.comm.crossing import Crossing
+
+from . import kernels
+from .attention_block import AttentionBlock
+from .batch import Batch
+from .context import PathContext
+from .experts import Expert
+from .mixture import MixtureLayer
+
+_WAITS, _FAULT = 1, 2
+"""What `native.go_on` may answer; otherwise it is through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straight:
+    """What the call needs of one version of the weights, found once. Lives beside the weights, which
+    own the memory."""
+
+    item_size: int
+    top_k: int
+    width: int
+    """Of an expert."""
+    layers: tuple[tuple[float, ...], ...]
+    """`AttentionBlock.of_layer`, then the addresses of the experts' matrices."""
+    stretch: Stretch
+
+    @classmethod
+    def of(
+        cls, blocks: Sequence[tuple[AttentionBlock | None, MixtureLayer | Expert]]
+    ) -> Straight | None:
+        """Of these layers; None where one is not our kernels' or more than they do."""
+        layers: list[tuple[float, ...]] = []
+        widths: set[int] = set()
+        for block, mixture in blocks:
+            if block is None or not isinstance(mixture, MixtureLayer) or mixture.shared is not None:
+                return None
+            packed = [expert.packed for expert in mixture.experts if expert.packed is not None]
+            if len(packed) < max(1, len(mixture.experts)):
+                return None
+            widths.update(expert.width for expert in packed)
+            matrices = [address for expert in packed for address in expert.addresses]
+            layers.append((*block.of_layer, *matrices))
+        first = blocks[0][0] if blocks else None
+        if first is None or len(widths) > 1:
+            return None
+        parts = ("counts", "dispatch", "combine")
+        stages = tuple(f"{index}.{part}" for index in range(len(layers)) for part in parts)
+        return cls(
+            item_size=first.item_size,
+            top_k=first.top_k,
+            width=widths.pop(),
+            layers=tuple(layers),
+            stretch=Stretch(stages=stages, role="ep"),
+        )
+
+    def fits(self, context: PathContext) -> bool:
+        """Whether a path's passes are to go straight, and can: all heads are this rank's, and rows are
+        dispatched by counts, to experts in their own order."""
+        order = context.expert_placement.order
+        return (
+            context.straight
+            and context.kv.pages is not None
+            and context.tp_size == 1
+            and context.dispatch == "all_to_all"
+            and order == tuple(range(len(order)))
+        )
+
+    async def cross(
+        self,
+        crossing: Crossing,
+        context: PathContext,
+        x_TD: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        batch: Batch,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, D] the last layer's residual; [L, T, K] the experts that rows went to."""
+        pages, placement = context.kv.pages, context.expert_placement
+        assert pages is not None
+        num_rows = batch.num_rows
+        x_TD = x_TD.contiguous()
+        topk_LTK = torch.empty((len(self.layers), num_rows, self.top_k), dtype=torch.int64)
+        cos_T1E, sin_T1E = rotation
+        run = kernels.native.straight(
+            self.item_size,
+            x_TD.data_ptr(),
+            topk_LTK.data_ptr(),
+            num_rows,
+            cos_T1E.data_ptr(),
+            sin_T1E.data_ptr(),
+            batch.slot_mapping.data_ptr(),
+            pages.address(0),
+            batch.block_tables.data_ptr(),
+            batch.block_tables.stride(0),
+            batch.cu_seqlens_q.data_ptr(),
+            batch.positions.data_ptr(),
+            len(batch.context_lens),
+            pages.pool.stride(0),
+            self.width,
+            tuple(len(placement.experts_of(rank)) for rank in range(placement.ep_size)),
+            self.layers,
+        )
+        while outcome := kernels.native.go_on(run, crossing.address):
+            if outcome == _FAULT:
+                raise crossing.error()
+            await perform(Arrival())
+        return x_TD, topk_LTK
