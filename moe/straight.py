@@ -24,8 +24,8 @@ from .context import PathContext
 from .experts import Expert
 from .mixture import MixtureLayer
 
-_WAITS, _FAULT = 1, 2
-"""What `native.go_on` may answer; otherwise it is through."""
+_FAULT = 2
+"""What `go_on` may answer; 0 is through, 1 waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,13 @@ class Straight:
             tuple(len(placement.experts_of(rank)) for rank in range(placement.ep_size)),
             self.layers,
         )
-        while outcome := kernels.native.go_on(run, crossing.address):
+        while outcome := go_on(run, crossing):
             if outcome == _FAULT:
                 raise crossing.error()
             await perform(Arrival())
         return x_TD, topk_LTK
+
+
+def go_on(run: object, crossing: Crossing) -> int:
+    """Compute as far as messages have come."""
+    return kernels.native.go_on(run, crossing.address)

@@ -10,7 +10,7 @@ from typing import Any
 from interlace.comm import agreement, driver
 from interlace.comm.window import WindowCommunicator
 from interlace.comm.window_channel import ByteCommunicator
-from interlace.moe import grouped_query, mixture, model
+from interlace.moe import grouped_query, kernels, mixture, model, straight
 from interlace.moe.attention_block import AttentionBlock
 from interlace.moe.batch import Batch
 from interlace.moe.config import ModelConfig
@@ -21,6 +21,7 @@ from interlace.moe.experts import apply_experts
 from interlace.moe.linear import Linear
 from interlace.moe.paged_attention import paged_attention
 from interlace.moe.parts import GroupedQuery
+from interlace.moe.straight import Straight
 from interlace.rollout import group
 
 from .stopwatch import REST, Stopwatch
@@ -112,6 +113,12 @@ class Work:
         return counts
 
 
+def _spent(run: object, crossing: object) -> dict[str, float]:
+    """Seconds of a straight pass so far: what is left of its time is looking out for messages."""
+    block_s, dealing_s, experts_s, sums_s = kernels.native.spent(run)
+    return {"block": block_s, "dispatch": dealing_s, "experts": experts_s, "norms, sums": sums_s}
+
+
 @contextmanager
 def watched(watch: Stopwatch, work: Work) -> Iterator[None]:
     """Inside, the functions of a rank are timed and counted."""
@@ -132,6 +139,9 @@ def watched(watch: Stopwatch, work: Work) -> Iterator[None]:
         block = work.counted(work.block, AttentionBlock.__call__)
         put(AttentionBlock, "__call__", watch.of("block", block))
         put(Linear, "__call__", watch.of("products", product))
+        fits = Straight.fits
+        put(Straight, "fits", lambda own, context: not work.on and fits(own, context))
+        put(straight, "go_on", watch.of_parts("waiting", straight.go_on, _spent))
         put(mixture, "apply_experts", watch.of("experts", apply))
         put(grouped_query, "paged_attention", watch.of("attention", attend))
         time("heads", grouped_query, "turn_heads")

@@ -59,6 +59,33 @@ class Stopwatch:
 
         return timed
 
+    def of_parts(
+        self,
+        part: str,
+        function: Callable[..., Any],
+        spent: Callable[..., dict[str, float]],
+    ) -> Callable[..., Any]:
+        """The same function, of whose time `spent` says, with its arguments, how many seconds other
+        parts have had so far."""
+
+        def timed(*args: Any) -> Any:
+            before = spent(*args)
+            began_ns = time.perf_counter_ns()
+            self._enter(part)
+            try:
+                return function(*args)
+            finally:
+                self._leave()
+                wall_ns = time.perf_counter_ns() - began_ns
+                for name, seconds in spent(*args).items():
+                    ns = round((seconds - before[name]) * 1e9)
+                    self._parts[name] = self._parts.get(name, 0) + ns
+                    self._parts[part] -= ns
+                    wall_ns -= ns
+                self._waited_ns += wall_ns
+
+        return timed
+
     def of_waits(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function; besides, its wall time is waiting."""
         timed = self.of(part, function)

@@ -20,6 +20,10 @@ enum Outcome { THROUGH = 0, WAITS = 1, FAULT = 2, NO_MEMORY = 3, WRONG = 4 };
 enum Spent { BLOCK, DEALING, EXPERTS, SUMS, NUM_SPENT };
 constexpr int OVERWRITTEN = 2;  // of comm/window_layout.py
 
+struct Free {
+  void operator()(void *memory) const { std::free(memory); }
+};
+
 class Straight {
  public:
   virtual ~Straight() = default;
@@ -71,12 +75,14 @@ class StraightOf : public Straight {
     }
     hidden_ = layers_[0].block.before.width;
     top_k_ = layers_[0].block.choice.top_k;
-    const auto rows_hidden = static_cast<size_t>(rows_ * hidden_);
-    sum_.resize(rows_hidden);
-    out_.resize(rows_hidden);
+    const int64_t size = layers_[0].block.scratch_size(rows_) + 2 * rows_ * hidden_;
+    const size_t bytes = (static_cast<size_t>(size) * sizeof(T) + 64) / 64 * 64;
+    memory_.reset(static_cast<T *>(std::aligned_alloc(64, bytes)));
+    if (memory_ == nullptr) return PyErr_NoMemory() != nullptr;
+    sum_ = memory_.get() + layers_[0].block.scratch_size(rows_);
+    out_ = sum_ + rows_ * hidden_;
     weights_.resize(rows_ * top_k_);
     places_.resize(rows_ * top_k_);
-    scratch_.resize(layers_[0].block.scratch_size(rows_) + 32);
     return true;
   }
 
@@ -140,10 +146,8 @@ class StraightOf : public Straight {
 
   // The layer up to its experts; how many rows go to each.
   Outcome counts(Crossing &c) {
-    auto address = reinterpret_cast<uintptr_t>(scratch_.data());
-    T *scratch = scratch_.data() + (-address % 64) / sizeof(T);
-    if (!layers_[at_].block.run(kernels_, rows_, x_, sum_.data(), out_.data(), ids(),
-                                weights_.data(), scratch)) {
+    if (!layers_[at_].block.run(kernels_, rows_, x_, sum_, out_, ids(), weights_.data(),
+                                memory_.get())) {
       return NO_MEMORY;
     }
     note(c, BLOCK);
@@ -184,7 +188,7 @@ class StraightOf : public Straight {
     for (int64_t nth = 0; nth < num_slots; nth++) {
       const int64_t place = next_[ids()[nth]]++;
       places_[nth] = place;
-      std::memcpy(to + row_bytes(place), out_.data() + nth / top_k_ * hidden_, row_bytes(1));
+      std::memcpy(to + row_bytes(place), out_ + nth / top_k_ * hidden_, row_bytes(1));
     }
     release(c, sent_);
     note(c, DEALING);
@@ -254,7 +258,7 @@ class StraightOf : public Straight {
     }
     interlace::Mix<T> mix = {};
     mix.out = x_;
-    mix.residual = sum_.data();
+    mix.residual = sum_;
     mix.outputs = reinterpret_cast<const T *>(parts_[0]);
     mix.stride = interlace::UNIT;
     mix.places = places_.data(), mix.weights = weights_.data();
@@ -298,7 +302,8 @@ class StraightOf : public Straight {
   int64_t at_ = 0, since_ = 0;
   int phase_ = 0;
   bool waits_ = false;
-  std::vector<T> sum_, out_, scratch_;
+  std::unique_ptr<T, Free> memory_;  // of a block, then `sum_` and `out_`
+  T *sum_ = nullptr, *out_ = nullptr;  // [rows, hidden]
   std::vector<float> weights_;
   std::vector<int64_t> places_, next_, counts_, received_, sent_, reads_, writes_, totals_, first_,
       within_, ends_;
