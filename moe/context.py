@@ -34,3 +34,8 @@ class PathContext:
     """Whether batches, all of decode rows, are padded to few shapes. It changes no bit of a row."""
     straight: bool = False
     """Whether the pass offers to go through all its layers in one call (see `straight`)."""
+
+    @property
+    def replicated(self) -> bool:
+        """Whether all ranks of the tensor-parallel group, who share all experts, hold every row."""
+        return self.dispatch == "replicated"

@@ -10,9 +10,10 @@ from .dispatch import AllToAllDispatcher, Dispatcher
 from .dispatch_fixed import FixedDispatcher
 from .dispatch_gather import GatherDispatcher
 from .dispatch_padded import PaddedDispatcher
+from .dispatch_replicated import ReplicatedDispatcher
 from .placement import Placement
 
-Strategy = Literal["all_to_all", "fixed", "gather"]
+Strategy = Literal["all_to_all", "fixed", "gather", "replicated"]
 
 
 def dispatcher_of(
@@ -26,14 +27,15 @@ def dispatcher_of(
 ) -> Dispatcher[Any]:
     """The dispatcher of one forward pass on `device`. All strategies give the same bits.
 
-    `capacity` is the agreed bound on the rows a rank dispatches; `all_to_all` needs none. Unless it
+    `capacity` is the agreed bound on the rows a rank dispatches; `all_to_all` and `replicated` need
+    none. Unless it
     `waits`, the host reads nothing of what the device has computed. ValueError where `all_to_all`
-    must not wait: its sizes are counts that the host reads.
+    or `replicated` must not wait: their sizes are counts that the host reads.
     """
     if not waits:
-        if strategy == "all_to_all":
+        if strategy in ("all_to_all", "replicated"):
             raise ValueError(
-                "dispatch all_to_all reads counts back, so it cannot go without waiting: choose "
+                f"dispatch {strategy} reads counts back, so it cannot go without waiting: choose "
                 "fixed or gather"
             )
         return PaddedDispatcher(
@@ -50,3 +52,5 @@ def dispatcher_of(
             return FixedDispatcher(placement=placement, ep_rank=ep_rank, capacity=capacity)
         case "gather":
             return GatherDispatcher(placement=placement, ep_rank=ep_rank, capacity=capacity)
+        case "replicated":
+            return ReplicatedDispatcher(placement=placement, ep_rank=ep_rank)

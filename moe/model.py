@@ -2,7 +2,9 @@
 
 Under tensor parallelism the residual rows are sharded: rows are gathered before they become heads,
 heads are split inside attention, heads are exchanged back for rows, and the output projection,
-norms, router, shared experts and dispatch work on a rank's own rows. No sum crosses ranks.
+norms, router, shared experts and dispatch work on a rank's own rows. Where dispatch is `replicated`
+every rank has all rows instead: heads are gathered, and what stands around them is computed by all.
+No sum crosses ranks.
 
 Shapes: T rows (padded to equal shares), U this rank's share of them, D hidden, H query heads of
 this rank, E their width, X what is gathered of a row, K top-k, L layers with experts, S sampled
@@ -91,7 +93,7 @@ class Model:
             description = padded(description, max_rows)
         batch = Batch.build(
             description,
-            tp_size=context.tp_size,
+            tp_size=1 if context.replicated else context.tp_size,
             device=weights.device,
             tiles=context.kv.pages is None,
             whole_tables=context.buckets,
@@ -139,7 +141,7 @@ class Model:
                 chosen.append(routing.topk_TK)
                 continue
             rows_TX = self.pre_attention(layer, x_UD)
-            if context.tp_size > 1:
+            if shares.split:
                 rows_TX = torch.cat(
                     await perform(Gather(role="tp", stage=f"{index}.rows", payload=rows_TX))
                 )
@@ -149,7 +151,10 @@ class Model:
             heads = self.attend(layer, context, batch, index, q_THE)
             if in_pieces and context.tp_size == 1:
                 await preemption_point()
-            if context.tp_size > 1:
+            if context.replicated and context.tp_size > 1:
+                parts = await perform(Gather(role="tp", stage=f"{index}.heads", payload=heads))
+                heads = torch.cat(parts, dim=1)
+            elif context.tp_size > 1:
                 heads = shares.own_rows(
                     await perform(
                         Exchange(
@@ -171,9 +176,9 @@ class Model:
             else:
                 x_UD = self.add(x_UD, layer.feed_forward(h_UD))
         experts_TLK = self.stack_experts(chosen, batch.num_padded_rows)
-        if context.tp_size > 1:
+        if shares.split:
             x_UD = torch.cat(await perform(Gather(role="tp", stage="final.rows", payload=x_UD)))
-        if context.tp_size > 1 and chosen:
+        if shares.split and chosen:
             experts_TLK = torch.cat(
                 await perform(Gather(role="tp", stage="final.experts", payload=experts_TLK))
             )
@@ -281,6 +286,15 @@ class Model:
                 f"path {context.path} has a row at position {last}, the model has "
                 f"{self.config.max_positions} positions"
             )
+        if context.replicated and (context.tp_rank, context.tp_size) != (
+            context.ep_rank,
+            context.ep_size,
+        ):
+            raise ValueError(
+                f"path {context.path} is tensor-parallel rank {context.tp_rank} of "
+                f"{context.tp_size} and has experts as rank {context.ep_rank} of "
+                f"{context.ep_size}: where rows are replicated both are one group"
+            )
         if (weights.tp_rank, weights.tp_size) != (context.tp_rank, context.tp_size):
             raise ValueError(
                 f"path {context.path} is tensor-parallel rank {context.tp_rank} of "
@@ -295,16 +309,18 @@ class Model:
 
 
 class _Shares:
-    """How the rows of a batch are shared out over the tensor-parallel ranks."""
+    """How the rows of a batch are shared out over the tensor-parallel ranks: each has its part, or
+    all have all."""
 
     def __init__(self, batch: Batch, context: PathContext) -> None:
-        self._tp_size = context.tp_size
-        self._share = batch.num_padded_rows // context.tp_size
-        first = context.tp_rank * self._share
+        self.split = context.tp_size > 1 and not context.replicated
+        self._tp_size = context.tp_size if self.split else 1
+        self._share = batch.num_padded_rows // self._tp_size
+        first = context.tp_rank * self._share if self.split else 0
         self.mine = slice(first, first + self._share)
         self.num_own = min(max(batch.num_rows - first, 0), self._share)
         """Rows of the share that are real; only those are dispatched."""
-        self.equal = (self._share,) * context.tp_size
+        self.equal = (self._share,) * self._tp_size
 
     def own_rows(self, parts: torch.Tensor) -> torch.Tensor:
         """[U, all heads * E] from every rank's heads for this rank's rows, stacked by rank."""

@@ -134,7 +134,7 @@ class Layout(Section):
         return self
 
 
-Strategy = Literal["all_to_all", "fixed", "gather"]
+Strategy = Literal["all_to_all", "fixed", "gather", "replicated"]
 
 
 class Dispatch(Section):
@@ -143,7 +143,9 @@ class Dispatch(Section):
     prefill: Strategy = Field(
         default="all_to_all",
         description="all_to_all: counts, then the rows that are needed; fixed: blocks for the "
-        "worst case; gather: all rows to all ranks. A path of mixed work follows this one.",
+        "worst case; gather: all rows to all ranks; replicated: all ranks have all rows at all "
+        "times, and a layer two collectives instead of four (only where `layout.tp` is as many as "
+        "step together). A path of mixed work follows this one.",
     )
     decode: Strategy = Field(
         default="all_to_all",
@@ -659,6 +661,18 @@ class RolloutConfig(Section):
                 f"layout.replicas={replicas} of {world} ranks: each has as many ranks as the "
                 f"others, in groups of tp={tp}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _replicated_rows_are_of_one_group(self) -> RolloutConfig:
+        for work in ("prefill", "decode"):
+            size = len(self.layout.members((work,), self.layout.engine(0)[0]))
+            if getattr(self.dispatch, work) == "replicated" and size != self.layout.tp:
+                raise ValueError(
+                    f"dispatch.{work}=replicated needs the {size} ranks that {work} together to be "
+                    f"one tensor-parallel group, and layout.tp is {self.layout.tp}: take "
+                    f"layout.tp={size}, or gather"
+                )
         return self
 
     @model_validator(mode="after")

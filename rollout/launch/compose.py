@@ -125,7 +125,10 @@ def compose(
             buckets=work == ("decode",) and not waits,
         )
         for name, work in _works(config.mode).items()
-        for waits in [transport.device.type == "cpu" or config.dispatch.of(work) == "all_to_all"]
+        for waits in [
+            transport.device.type == "cpu"
+            or config.dispatch.of(work) in ("all_to_all", "replicated")
+        ]
     }
     paths = _paths(config, model, weights, contexts, transport)
     mine = tuple(path for path in paths if rank in path.members)
