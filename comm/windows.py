@@ -21,6 +21,9 @@ Tell = Callable[[str], list[str]]
 
 SPIN_NS = 50_000
 """How long a wait looks for a message before it sleeps: what falling asleep and waking up cost."""
+CROSSING_SPIN_NS = 200_000
+"""The same inside a crossing, which has to come back to Python to sleep: as long as one rank has more
+rows in a layer than another. Others that want the core get it meanwhile."""
 
 
 class Unshared(Exception):
@@ -87,7 +90,8 @@ class Windows:
         self._open: list[Any] = []
         bell = met.own.buffer[:DOORBELL_BYTES]
         ranks, cores = 1 + len(met.others), len(os.sched_getaffinity(0))
-        self._spin_ns = spin_ns = SPIN_NS if ranks <= cores else 0
+        spin_ns = SPIN_NS if ranks <= cores else 0
+        self._crossing_spin_ns = CROSSING_SPIN_NS if ranks <= cores else 0
         if extension is None:
             doorbell: Doorbell = ReferenceDoorbell(bell)
             self.waiter = DoorbellWaiter(doorbell, spin_ns=0)
@@ -136,7 +140,7 @@ class Windows:
         """Makes crossings over windows made here; None on the twin."""
         if self._extension is None:
             return None
-        crossing, spin_ns = self._extension.Crossing, self._spin_ns
+        crossing, spin_ns = self._extension.Crossing, self._crossing_spin_ns
         return lambda window, messages: crossing(window, messages, spin_ns)
 
     def close(self) -> None:
