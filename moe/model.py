@@ -124,19 +124,22 @@ class Model:
         if straight is not None and straight.fits(context):
             crossing = await perform(straight.stretch)
             if crossing is not None:
-                x_TD, topk_LTK = await straight.cross(crossing, context, x_UD, rotation, batch)
+                x_SD, topk_LTK = await straight.cross(crossing, context, x_UD, rotation, batch)
                 return ForwardOutput(
-                    logits_SV=self.logits(weights, x_TD, batch).float(),
+                    logits_SV=self.logits(weights, x_SD).float(),
                     experts_TLK=topk_LTK.to(self._id_dtype).transpose(0, 1).contiguous(),
                 )
         chosen: list[torch.Tensor] = []
         in_pieces = context.preemptible and batch.num_rows >= PIECE_ROWS
         pages = None if in_pieces or context.tp_size > 1 else context.kv.pages
+        rows = shares.real
         for index, layer in enumerate(weights.layers):
+            if index == len(weights.layers) - 1 and context.waits:
+                rows = shares.asked(batch)
             if layer.block is not None and pages is not None:
                 x_UD, h_UD, routing = layer.block(x_UD, rotation, pages, index, batch)
                 x_UD = await self._mix(
-                    layer, context, dispatcher, index, x_UD, h_UD, routing, shares.num_own
+                    layer, context, dispatcher, index, x_UD, h_UD, routing, rows
                 )
                 chosen.append(routing.topk_TK)
                 continue
@@ -170,7 +173,7 @@ class Model:
             if isinstance(layer.feed_forward, MixtureLayer):
                 routing = layer.feed_forward.route(h_UD)
                 x_UD = await self._mix(
-                    layer, context, dispatcher, index, x_UD, h_UD, routing, shares.num_own
+                    layer, context, dispatcher, index, x_UD, h_UD, routing, rows
                 )
                 chosen.append(routing.topk_TK)
             else:
@@ -182,7 +185,7 @@ class Model:
             experts_TLK = torch.cat(
                 await perform(Gather(role="tp", stage="final.experts", payload=experts_TLK))
             )
-        logits_SV = self.logits(weights, x_UD, batch)
+        logits_SV = self.logits(weights, x_UD.index_select(0, batch.sample_rows))
         if context.tp_size > 1:
             parts = await perform(Gather(role="tp", stage="final.logits", payload=logits_SV))
             logits_SV = torch.cat(parts, dim=1)[:, : self.config.vocab_size]
@@ -243,9 +246,9 @@ class Model:
             return torch.empty((num_rows, 0, 0), dtype=self._id_dtype)
         return torch.stack(tuple(chosen), dim=1).to(self._id_dtype)
 
-    def logits(self, weights: Weights, x_TD: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def logits(self, weights: Weights, x_SD: torch.Tensor) -> torch.Tensor:
         """[S, this rank's vocabulary]"""
-        rows_SD = self._norm(x_TD.index_select(0, batch.sample_rows), weights.norm_D)
+        rows_SD = self._norm(x_SD, weights.norm_D)
         multiplier = self.config.multipliers.logits
         return weights.head(rows_SD) if multiplier == 1 else weights.head(rows_SD) * multiplier
 
@@ -261,14 +264,14 @@ class Model:
         x_UD: torch.Tensor,
         h_UD: torch.Tensor,
         routing: Routing,
-        num_own: int,
+        rows: slice | torch.Tensor | None,
     ) -> torch.Tensor:
-        """[U, D] the residual with what the experts add to its real rows, the first `num_own`."""
+        """[U, D] the residual with what the experts add to these rows, all if it is None."""
         mixture, stage = layer.mixture, f"{index}"
         x_TD, h_TD, topk_TK, weight_TK = x_UD, h_UD, routing.topk_TK, routing.weight_TK
-        if num_own < len(x_UD):
-            x_TD, h_TD = x_TD[:num_own], h_TD[:num_own]
-            topk_TK, weight_TK = topk_TK[:num_own], weight_TK[:num_own]
+        if rows is not None:
+            x_TD, h_TD = x_TD[rows], h_TD[rows]
+            topk_TK, weight_TK = topk_TK[rows], weight_TK[rows]
         dispatched = await dispatcher.dispatch(stage, h_TD, topk_TK)
         if context.preemptible and isinstance(dispatched, Dispatched):
             y_RD = await mixture.apply_preemptibly(dispatched)
@@ -277,7 +280,11 @@ class Model:
         returned = await dispatcher.combine(stage, y_RD, dispatched)
         factor = self.config.multipliers.residual
         sum_TD = mixture.add_to(x_TD, h_TD, returned, weight_TK, factor)
-        return sum_TD if num_own == len(x_UD) else torch.cat((sum_TD, x_UD[num_own:]))
+        if rows is None:
+            return sum_TD
+        x_UD = x_UD.clone()
+        x_UD[rows] = sum_TD
+        return x_UD
 
     def _check(self, weights: Weights, context: PathContext, description: Description) -> None:
         last = max(description.positions, default=0)
@@ -318,9 +325,18 @@ class _Shares:
         self._share = batch.num_padded_rows // self._tp_size
         first = context.tp_rank * self._share if self.split else 0
         self.mine = slice(first, first + self._share)
-        self.num_own = min(max(batch.num_rows - first, 0), self._share)
-        """Rows of the share that are real; only those are dispatched."""
+        num_own = min(max(batch.num_rows - first, 0), self._share)
+        self.real = slice(num_own) if num_own < self._share else None
+        """Rows of the share that are no padding; only those are dispatched. None: all."""
         self.equal = (self._share,) * self._tp_size
+
+    def asked(self, batch: Batch) -> slice | torch.Tensor | None:
+        """Rows whose output is asked for. In the last layer others need no experts: a prompt's last
+        row is all that becomes a token."""
+        rows, first = batch.sample_rows, self.mine.start
+        if self.split:
+            rows = rows[(rows >= first) & (rows < self.mine.stop)] - first
+        return rows if len(rows) < self._share else self.real
 
     def own_rows(self, parts: torch.Tensor) -> torch.Tensor:
         """[U, all heads * E] from every rank's heads for this rank's rows, stacked by rank."""

@@ -90,10 +90,12 @@ class Straight:
         rotation: tuple[torch.Tensor, torch.Tensor],
         batch: Batch,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, D] the last layer's residual; [L, T, K] the experts that rows went to."""
+        """[S, D] the last layer's residual of the rows that are asked for; [L, T, K] the experts that
+        rows went to."""
         pages, placement = context.kv.pages, context.expert_placement
         assert pages is not None
         num_rows = batch.num_rows
+        asked_S = _only(batch.sample_rows, num_rows)
         x_TD = x_TD.contiguous()
         topk_LTK = torch.empty((len(self.layers), num_rows, self.top_k), dtype=torch.int64)
         cos_T1E, sin_T1E = rotation
@@ -113,6 +115,8 @@ class Straight:
             len(batch.context_lens),
             pages.pool.stride(0),
             self.width,
+            0 if asked_S is None else asked_S.data_ptr(),
+            0 if asked_S is None else len(asked_S),
             tuple(len(placement.experts_of(rank)) for rank in range(placement.ep_size)),
             self.layers,
         )
@@ -120,7 +124,16 @@ class Straight:
             if outcome == _FAULT:
                 raise crossing.error()
             await perform(Arrival())
-        return x_TD, topk_LTK
+        if asked_S is not None:
+            return x_TD[: len(asked_S)], topk_LTK
+        return x_TD.index_select(0, batch.sample_rows), topk_LTK
+
+
+def _only(rows_S: torch.Tensor, num_rows: int) -> torch.Tensor | None:
+    """Rows that the last layer's experts are for, where they are fewer than all and ascend."""
+    if len(rows_S) >= num_rows or not bool((rows_S.diff() > 0).all()):
+        return None
+    return rows_S.contiguous()
 
 
 def go_on(run: object, crossing: Crossing) -> int:

@@ -109,7 +109,7 @@ PyMethodDef methods[] = {
     TYPED(turn_heads, 13),
     TYPED(attend, 12),
     TYPED(attention_block, 32),
-    TYPED(straight, 16),
+    TYPED(straight, 18),
     PLAIN(go_on),
     PLAIN(spent),
     PLAIN(deal),

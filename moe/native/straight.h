@@ -52,6 +52,10 @@ class StraightOf : public Straight {
     rows.take_rows(next);
     const int64_t pages_size = next.size();  // elements of a layer's pages
     width_ = next.size();
+    const int64_t *asked = next.at<const int64_t>();
+    const int64_t num_asked = next.size();
+    all_ = asked == nullptr;
+    if (!all_) asked_.assign(asked, asked + num_asked);
     PyObject *owned = next.object(), *layers = next.object();
     if (!next.good() || !take_owned(owned)) return false;
     const Py_ssize_t num = PyTuple_Check(layers) ? PyTuple_GET_SIZE(layers) : 0;
@@ -150,10 +154,12 @@ class StraightOf : public Straight {
                                 memory_.get())) {
       return NO_MEMORY;
     }
+    chosen_ = ids();
+    if (!all_ && at_ + 1 == static_cast<int64_t>(layers_.size())) keep_asked();
     note(c, BLOCK);
     const int64_t experts = experts_, num_slots = rows_ * top_k_;
     next_.assign(experts + 1, 0);
-    for (int64_t nth = 0; nth < num_slots; nth++) next_[ids()[nth] + 1]++;
+    for (int64_t nth = 0; nth < num_slots; nth++) next_[chosen_[nth] + 1]++;
     std::vector<uint64_t> bytes;
     for (int64_t own : owned_) bytes.push_back(static_cast<uint64_t>(own) * 8);
     char *to = c.begin(c.at, static_cast<uint64_t>(experts) * 8);
@@ -162,6 +168,23 @@ class StraightOf : public Straight {
     c.release(bytes.data(), static_cast<uint64_t>(experts) * 8);
     note(c, DEALING);
     return WAITS;
+  }
+
+  // From here on the pass has only the rows that are asked for.
+  void keep_asked() {
+    chosen_of_asked_.resize(asked_.size() * top_k_);
+    rows_ = 0;
+    for (int64_t row : asked_) {
+      const size_t bytes = static_cast<size_t>(hidden_) * sizeof(T);
+      std::memmove(sum_ + rows_ * hidden_, sum_ + row * hidden_, bytes);
+      std::memmove(out_ + rows_ * hidden_, out_ + row * hidden_, bytes);
+      for (int64_t nth = 0; nth < top_k_; nth++) {
+        chosen_of_asked_[rows_ * top_k_ + nth] = chosen_[row * top_k_ + nth];
+        weights_[rows_ * top_k_ + nth] = weights_[row * top_k_ + nth];
+      }
+      rows_++;
+    }
+    chosen_ = chosen_of_asked_.data();
   }
 
   // How many come from each member for each of the own experts; then the rows are sent.
@@ -186,7 +209,7 @@ class StraightOf : public Straight {
     char *to = c.begin(c.at, row_bytes(num_slots));
     if (to == nullptr) return FAULT;
     for (int64_t nth = 0; nth < num_slots; nth++) {
-      const int64_t place = next_[ids()[nth]]++;
+      const int64_t place = next_[chosen_[nth]]++;
       places_[nth] = place;
       std::memcpy(to + row_bytes(place), out_ + nth / top_k_ * hidden_, row_bytes(1));
     }
@@ -297,15 +320,18 @@ class StraightOf : public Straight {
   std::vector<int64_t> owned_;  // experts of each member
   T *x_ = nullptr;              // [rows, hidden] the residual, in and out
   int64_t *ids_ = nullptr;      // [layers, rows, top_k]
+  std::vector<int64_t> asked_;  // rows, ascending; see `all_`
+  bool all_ = true;
   int64_t rows_ = 0, hidden_ = 0, width_ = 0, experts_ = 0, top_k_ = 0;
 
   int64_t at_ = 0, since_ = 0;
+  const int64_t *chosen_ = nullptr;  // [rows, top_k] of this layer
   int phase_ = 0;
   bool waits_ = false;
   std::unique_ptr<T, Free> memory_;  // of a block, then `sum_` and `out_`
   T *sum_ = nullptr, *out_ = nullptr;  // [rows, hidden]
   std::vector<float> weights_;
-  std::vector<int64_t> places_, next_, counts_, received_, sent_, reads_, writes_, totals_, first_,
+  std::vector<int64_t> chosen_of_asked_, places_, next_, counts_, received_, sent_, reads_, writes_, totals_, first_,
       within_, ends_;
   std::vector<const char *> parts_;
 };
