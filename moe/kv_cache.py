@@ -107,6 +107,11 @@ class KVCache:
         """Copy whole blocks (from, to) in all layers, as if one after another in this order."""
         if not pairs:
             return
+        if self.device.type == "cpu":  # a slice is copied at once, what is indexed number by number
+            for source, target in pairs:
+                for pool in self._pools.values():
+                    pool[:, target] = pool[:, source]
+            return
         sources, targets = zip(*pairs, strict=True)
         independent = not set(sources) & set(targets) and len(set(targets)) == len(targets)
         steps = [(sources, targets)] if independent else [((a,), (b,)) for a, b in pairs]
