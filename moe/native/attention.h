@@ -18,17 +18,21 @@ struct Rows {
 
 template <class T>
 inline void prefetch(const T *page, int64_t elements) {
-  const int64_t line = 64 / static_cast<int64_t>(sizeof *page);
+  const int64_t line = LINE_BYTES / static_cast<int64_t>(sizeof *page);
   for (int64_t at = 0; at < elements; at += line) _mm_prefetch(page + at, _MM_HINT_T1);
 }
 
 // Lets rows [first, first + count) meet one page; `seen[i]` of its positions are for row i.
+// Meanwhile page `next` is asked for, unless it is null.
 template <class T>
 inline void meet(Shaped &shaped, const Rows<T> &rows, int64_t first, int64_t count, const int64_t *seen,
-                 const T *keys, int64_t width, float scale) {
+                 const T *keys, const T *next, int64_t width, float scale) {
   alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT], scores[MAX_ROWS * BLOCK];
   alignas(64) Staged<T> weights[MAX_ROWS * BLOCK];
   alignas(64) float fading[UNIT];
+  const auto asked = [=](int64_t at, int64_t lines) {
+    return next == nullptr ? NOTHING : ahead(next + at, lines);
+  };
   const T *values = keys + BLOCK * width;
   const Staged<T> *queries = rows.queries + first * width;
   const int64_t most = seen[count - 1];
@@ -36,7 +40,7 @@ inline void meet(Shaped &shaped, const Rows<T> &rows, int64_t first, int64_t cou
   for (int64_t unit = 0; unit < needed;) {
     const int64_t now = lesser(units_at_once(count), needed - unit);
     sum_alone<T>(shaped, count, now, queries, width, keys + unit * UNIT * width, UNIT * width,
-                 width, sums);
+                 width, sums, asked(unit * UNIT * width, now));
     for (int64_t row = 0; row < count; row++) {
       for (int64_t at = 0; at < now * UNIT; at += UNIT) {
         store(scores + row * BLOCK + unit * UNIT + at,
@@ -75,7 +79,7 @@ inline void meet(Shaped &shaped, const Rows<T> &rows, int64_t first, int64_t cou
   for (int64_t unit = 0; unit < units;) {
     const int64_t now = lesser(units_at_once(count), units - unit);
     sum_alone<T>(shaped, count, now, weights, BLOCK, values + unit * UNIT * BLOCK, UNIT * BLOCK,
-                 most, sums);
+                 most, sums, asked(BLOCK * (width + unit * UNIT), now));
     for (int64_t row = 0; row < count; row++) {
       float *mixed = rows.mixed + (first + row) * width + unit * UNIT;
       for (int64_t at = 0; at < now * UNIT; at += UNIT) {
@@ -98,22 +102,25 @@ struct Pages {
   }
 };
 
+// Lets `count` rows meet their pages. Page `then`, if it is not null, is what is met next.
 template <class T>
 inline void attend_tile(Shaped &shaped, const Attention<T> &a, const Rows<T> &rows, int64_t count,
-                        const Pages<T> &pages) {
+                        const Pages<T> &pages, const T *then) {
   const int64_t last = rows.positions[count - 1] / BLOCK;
   int64_t first = 0;
   for (int64_t block = 0; block <= last; block++) {
     while (rows.positions[first] < block * BLOCK) first++;
     const T *keys = pages.at(block);
-    if (count <= MAX_ROWS && block < last) prefetch(pages.at(block + 1), 2 * BLOCK * a.width);
+    const T *next = block < last ? pages.at(block + 1) : then;
+    if (!ASKS_AHEAD && count <= MAX_ROWS && block < last) prefetch(next, 2 * BLOCK * a.width);
     for (int64_t row = first; row < count; row += MAX_ROWS) {
       const int64_t now = lesser(MAX_ROWS, count - row);
       int64_t seen[MAX_ROWS];
       for (int64_t nth = 0; nth < now; nth++) {
         seen[nth] = lesser(BLOCK, rows.positions[row + nth] - block * BLOCK + 1);
       }
-      meet(shaped, rows, row, now, seen, keys, a.width, a.scale);
+      const bool asks = ASKS_AHEAD && row == first;
+      meet(shaped, rows, row, now, seen, keys, asks ? next : nullptr, a.width, a.scale);
     }
   }
 }
@@ -140,6 +147,13 @@ bool attend(const Attention<T> &a) {
       }
       for (int64_t group = 0; group < a.kv_heads; group++) {
         const int64_t at = token * token_size + group * group_size;
+        const int64_t *table = a.tables + sequence * a.tables_stride;
+        const T *then = nullptr;
+        if (group + 1 < a.kv_heads) {
+          then = Pages<T>{a, table, group + 1}.at(0);
+        } else if (sequence + 1 < a.sequences) {
+          then = Pages<T>{a, table + a.tables_stride, 0}.at(0);
+        }
         for (int64_t nth = 0; nth < tokens; nth++) {
           std::memcpy(gathered.get() + nth * group_size, a.queries + at + nth * token_size,
                       static_cast<size_t>(group_size) * sizeof(T));
@@ -148,7 +162,7 @@ bool attend(const Attention<T> &a) {
         for (int64_t nth = 0; nth < count * a.width; nth++) mixed[nth] = 0.0f;
         for (int64_t row = 0; row < count; row++) highest[row] = -INFINITY, total[row] = 0.0f;
         const Rows<T> rows = {queries, mixed, highest, total, positions.get()};
-        attend_tile(shaped, a, rows, count, {a, a.tables + sequence * a.tables_stride, group});
+        attend_tile(shaped, a, rows, count, {a, table, group}, then);
         for (int64_t row = 0; row < count; row++) {
           T *out = a.out + at + row / members * token_size + row % members * a.width;
           const Vec share = all(1.0f / total[row]);

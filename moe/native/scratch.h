@@ -15,6 +15,20 @@ inline float real(bf16 number) {
   return found;
 }
 
+constexpr int64_t LINE_BYTES = 64;
+
+// Memory that is read next: `lines` cache lines of it are asked for in each step of a sum, so that
+// it is on its way while something else is multiplied. All at once they would make the sum wait.
+struct Ahead {
+  const char *at;
+  int64_t lines;
+};
+constexpr Ahead NOTHING = {nullptr, 0};
+template <class T>
+inline Ahead ahead(const T *at, int64_t lines) {
+  return {reinterpret_cast<const char *>(at), lines};
+}
+
 // Memory of one call, on a cache line's boundary.
 template <class T>
 class Scratch {

@@ -11,18 +11,18 @@ inline int64_t rows_of_block(int64_t inputs) {
 // long sums less of their rounding; what bfloat16 rounds away is far more.
 template <class T>
 inline void sum_tile(int64_t rows, int64_t units, const Staged<T> *x, int64_t stride,
-                     const T *packed, int64_t unit_size, int64_t inputs, float *sums) {
+                     const T *packed, int64_t unit_size, int64_t inputs, float *sums, Ahead next) {
   const Tile<T> tile = tile_of<T>(rows, units);
   if (sizeof(T) < sizeof(float) || inputs <= STRETCH) {
-    tile(x, stride, packed, unit_size, inputs, sums);
+    tile(x, stride, packed, unit_size, inputs, sums, next);
     return;
   }
   alignas(64) float more[MAX_ROWS * MAX_UNITS * UNIT];
   const int64_t wide = lesser(PANEL, units * UNIT);
-  tile(x, stride, packed, unit_size, STRETCH, sums);
+  tile(x, stride, packed, unit_size, STRETCH, sums, NOTHING);
   for (int64_t at = STRETCH; at < inputs; at += STRETCH) {
     const int64_t now = lesser(STRETCH, inputs - at);
-    tile(x + at, stride, packed + at * wide, unit_size, now, more);
+    tile(x + at, stride, packed + at * wide, unit_size, now, more, NOTHING);
     for (int64_t row = 0; row < rows; row++) {
       for (int64_t nth = 0; nth < units * UNIT; nth += UNIT) {
         float *to = sums + row * MAX_UNITS * UNIT + nth;
@@ -37,8 +37,9 @@ inline void sum_tile(int64_t rows, int64_t units, const Staged<T> *x, int64_t st
 struct Shaped {};
 template <class T>
 inline void sum_alone(Shaped &, int64_t rows, int64_t units, const Staged<T> *x, int64_t stride,
-                      const T *packed, int64_t unit_size, int64_t inputs, float *sums) {
-  tile_of<T>(rows, units)(x, stride, packed, unit_size, inputs, sums);
+                      const T *packed, int64_t unit_size, int64_t inputs, float *sums,
+                      Ahead next) {
+  tile_of<T>(rows, units)(x, stride, packed, unit_size, inputs, sums, next);
 }
 
 // Calls finish(row, rows, unit, units, sums) for every tile of the product; row `i` of its sums
@@ -55,7 +56,7 @@ inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, co
       for (int64_t unit = group; unit < end;) {
         const int64_t now = lesser(units_at_once(high), end - unit);
         sum_tile<T>(high, now, x + row * stride, stride, packed + unit * UNIT * inputs,
-                    UNIT * inputs, inputs, sums);
+                    UNIT * inputs, inputs, sums, NOTHING);
         finish(row, high, unit, now, sums);
         unit += now;
       }

@@ -109,12 +109,14 @@ void sum_tiles(const bf16 *x, int64_t stride, const bf16 *panel, int64_t inputs,
 constexpr decltype(&sum_tiles<1>) SUM_TILES[] = {sum_tiles<1>, sum_tiles<2>, sum_tiles<3>,
                                                  sum_tiles<4>};
 
+constexpr bool ASKS_AHEAD = false;
+
 inline int64_t units_at_once(int64_t) { return MAX_UNITS; }
 
 // As in sums.h. Inputs that fill no run are followed by zeros in rows.
 template <class T>
 inline void sum_alone(Shaped &shaped, int64_t rows, int64_t units, const T *x, int64_t stride,
-                      const T *packed, int64_t, int64_t inputs, float *sums) {
+                      const T *packed, int64_t, int64_t inputs, float *sums, Ahead) {
   inputs = (inputs + RUN<T> - 1) / RUN<T> * RUN<T>;
   shape_tiles(shaped, rows, inputs % TILE_INPUTS);
   SUM_TILES[units - 1](x, stride, packed, inputs, false, sums);

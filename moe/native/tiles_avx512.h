@@ -7,7 +7,7 @@ inline int64_t units_at_once(int64_t) { return MAX_UNITS; }
 inline int64_t height_of_tile(int64_t left) { return lesser(left, MAX_ROWS); }
 
 template <class T>
-using Tile = void (*)(const Staged<T> *, int64_t, const T *, int64_t, int64_t, float *);
+using Tile = void (*)(const Staged<T> *, int64_t, const T *, int64_t, int64_t, float *, Ahead);
 
 template <class T>
 inline Tile<T> tile_of(int64_t rows, int64_t units) {

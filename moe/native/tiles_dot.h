@@ -1,5 +1,8 @@
 // Tiles of a product with AVX-512's products of pairs of bfloat16.
 
+// Whether a tile asks for what is read next.
+constexpr bool ASKS_AHEAD = true;
+
 // A run of one row's inputs for all lanes, a run of each lane's own, and their products added up.
 inline __m512 spread(const float *run) { return _mm512_set1_ps(*run); }
 inline __m512bh spread(const bf16 *run) {
@@ -14,7 +17,8 @@ inline Vec summed(__m512bh a, __m512bh b, Vec c) { return _mm512_dpbf16_ps(c, a,
 
 // [ROWS, UNITS * 16] sums over whole runs of inputs of one panel of UNITS units.
 template <class T, int ROWS, int UNITS>
-void tile(const T *rows, int64_t stride, const T *packed, int64_t, int64_t inputs, float *out) {
+void tile(const T *rows, int64_t stride, const T *packed, int64_t, int64_t inputs, float *out,
+          Ahead next) {
   Vec sums[ROWS][UNITS];
 #pragma GCC unroll 8
   for (int row = 0; row < ROWS; row++) {
@@ -31,6 +35,10 @@ void tile(const T *rows, int64_t stride, const T *packed, int64_t, int64_t input
       columns[unit] = columns_at(packed + unit * RUN<T> * UNIT);
     }
     packed += UNITS * RUN<T> * UNIT;
+    for (int64_t line = 0; line < next.lines; line++) {
+      _mm_prefetch(next.at, _MM_HINT_T1);
+      next.at += LINE_BYTES;
+    }
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++) {
       const auto value = spread(x[row] + input);

@@ -10,9 +10,12 @@ inline Vec columns_at(const bf16 *run, int nth) {
                                       : _mm512_and_si512(word, second));
 }
 
+constexpr bool ASKS_AHEAD = false;
+
 // [ROWS, UNITS * 16] sums over whole runs of inputs of one panel of UNITS units.
 template <class T, int ROWS, int UNITS>
-void tile(const float *rows, int64_t stride, const T *packed, int64_t, int64_t inputs, float *out) {
+void tile(const float *rows, int64_t stride, const T *packed, int64_t, int64_t inputs, float *out,
+          Ahead) {
   constexpr int run = static_cast<int>(RUN<T>);
   Vec sums[ROWS][UNITS];
 #pragma GCC unroll 8

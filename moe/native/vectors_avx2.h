@@ -125,6 +125,8 @@ inline void gate(T *to, const float *sums, int64_t units) {
 
 // ---- tiles
 
+constexpr bool ASKS_AHEAD = false;
+
 // Eight columns of the `nth` input of a run.
 inline __m256 columns_at(const float *run, int) { return _mm256_loadu_ps(run); }
 inline __m256 columns_at(const bf16 *run, int nth) {
@@ -137,7 +139,7 @@ inline __m256 columns_at(const bf16 *run, int nth) {
 // [ROWS, UNITS * 16] sums over whole runs of inputs; units lie `unit_size` elements apart.
 template <class T, int ROWS, int UNITS>
 void tile(const float *rows, int64_t stride, const T *packed, int64_t unit_size, int64_t inputs,
-          float *out) {
+          float *out, Ahead) {
   constexpr int run = static_cast<int>(RUN<T>);
   __m256 sums[ROWS][UNITS][2];
 #pragma GCC unroll 8
@@ -195,7 +197,7 @@ inline int64_t height_of_tile(int64_t left) {
 }
 
 template <class T>
-using Tile = void (*)(const float *, int64_t, const T *, int64_t, int64_t, float *);
+using Tile = void (*)(const float *, int64_t, const T *, int64_t, int64_t, float *, Ahead);
 
 // Few rows meet several units at once: one unit alone would wait for its own last sum.
 inline int64_t units_at_once(int64_t rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
