@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from transformers import PreTrainedTokenizerFast
 from interlace.rollout.trajectory import Source
 
 Piece = tuple[str, Source]
+Part = tuple[str, int | None]
+_SOURCES = tuple(Source)
+_KEPT = 256
+"""Pieces of a template whose control tokens are remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,8 @@ class Chat:
         self._special: dict[str, int] = special
         longest_first = sorted(special, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        # A pattern of thousands of tokens is slow, and a template writes the same over and over.
+        self._parts = lru_cache(_KEPT)(self._split)
         self._has_template = self._tokenizer.chat_template is not None
         self._trims = self._has_template and "  x  " not in self._render(_user("  x  "))
         self._check_split()
@@ -157,33 +164,37 @@ class Chat:
         token_ids: list[int] = []
         sources: list[Source] = []
         text: list[str] = []
-        owner: list[Source] = []
+        owner = bytearray()  # of each character
 
         def flush() -> None:
+            if not owner:
+                return
             encoding = self._plain.encode("".join(text), add_special_tokens=False)
-            for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-                within = owner[start : max(stop, start + 1)]
-                token_ids.append(token)
-                sources.append(
-                    next((one for one in within if one is not Source.TEMPLATE), Source.TEMPLATE)
-                )
+            token_ids.extend(encoding.ids)
+            sources.extend(_owners(owner, encoding.offsets))
             text.clear()
             owner.clear()
 
         for piece, source in pieces:
-            start = 0
-            if source is Source.TEMPLATE:
-                for found in self._special_pattern.finditer(piece):
-                    text.append(piece[start : found.start()])
-                    owner += [source] * (found.start() - start)
+            own = source is Source.TEMPLATE
+            for words, control in self._parts(piece) if own else ((piece, None),):
+                text.append(words)
+                owner += bytes([source]) * len(words)
+                if control is not None:
                     flush()
-                    token_ids.append(self._special[found[0]])
+                    token_ids.append(control)
                     sources.append(source)
-                    start = found.end()
-            text.append(piece[start:])
-            owner += [source] * (len(piece) - start)
         flush()
         return Rendered(token_ids=token_ids, sources=sources)
+
+    def _split(self, piece: str) -> list[Part]:
+        """Text, and the control token behind it; the last text has none."""
+        parts: list[Part] = []
+        start = 0
+        for found in self._special_pattern.finditer(piece):
+            parts.append((piece[start : found.start()], self._special[found[0]]))
+            start = found.end()
+        return [*parts, (piece[start:], None)]
 
     def _check_split(self) -> None:
         """Text between control tokens must not depend on what stands before them."""
@@ -233,6 +244,16 @@ class Chat:
         more = declared if isinstance(declared, list) else [declared]
         ids += [one for one in (self._tokenizer.eos_token_id, *more) if one is not None]
         return tuple(dict.fromkeys(ids))
+
+
+def _owners(owner: bytes | bytearray, offsets: Sequence[tuple[int, int]]) -> Iterator[Source]:
+    """Of tokens, given those of characters: the first that is not the template's."""
+    template = bytes([Source.TEMPLATE])
+    for start, stop in offsets:
+        one = owner[start : start + 1]
+        if one == template:
+            one = owner[start:stop].lstrip(template)[:1]
+        yield _SOURCES[one[0]] if one else Source.TEMPLATE
 
 
 def _mark(index: int) -> str:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from interlace.rollout.chat import Chat
+from interlace.rollout.chat import Chat, _owners
 from interlace.rollout.trajectory import Source
 
 CHATML = (
@@ -178,3 +179,19 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 def test_an_empty_conversation_is_refused(chat):
     with pytest.raises(ValueError, match="at least one message"):
         chat.open([])
+
+
+def test_a_token_belongs_to_its_first_character_that_is_not_the_templates() -> None:
+    draw = random.Random(0)
+    for _ in range(2000):
+        owners = draw.choices(list(Source), k=draw.randrange(8))
+        starts = [draw.randrange(len(owners) + 2) for _ in range(4)]
+        offsets = [(start, start + draw.randrange(4)) for start in starts]
+        obvious = [
+            next(
+                (one for one in owners[start : max(stop, start + 1)] if one != Source.TEMPLATE),
+                Source.TEMPLATE,
+            )
+            for start, stop in offsets
+        ]
+        assert list(_owners(bytes(owners), offsets)) == obvious
