@@ -83,7 +83,7 @@ class Collector:
             episode.give(self._chat.open([m for m in prompt if isinstance(m, Mapping)]))
         self._check_fits("the prompt", len(episode.ledger))
         answer = await self._next_turn(episode, {})
-        self._end_turn(episode, answer)
+        episode.end_turn(answer, self._chat.decode(answer.token_ids))
         if answer.finish == "aborted":
             return EndReason.ABORTED
         return EndReason.MAX_TOKENS if answer.finish == "length" else EndReason.TERMINATED
@@ -98,18 +98,19 @@ class Collector:
             self._check_fits("the prompt", len(episode.ledger))
             while True:
                 answer = await self._next_turn(episode, info)
+                text = self._chat.decode(answer.token_ids)
                 if answer.finish == "aborted":
-                    self._end_turn(episode, answer)
+                    episode.end_turn(answer, text)
                     return EndReason.ABORTED
-                step = environment.step(self._chat.decode(answer.token_ids))
+                step = environment.step(text)
                 try:
                     outcome = await self._turns.unless_aborted(number, step)
                 except (EnvironmentFailure, TurnAborted, RolloutError):
-                    self._end_turn(episode, answer)
+                    episode.end_turn(answer, text)
                     raise
                 info = outcome.info
                 valid = info.get("valid_action")
-                self._end_turn(episode, answer, reward=outcome.reward, valid_action=valid)
+                episode.end_turn(answer, text, reward=outcome.reward, valid_action=valid)
                 episode.info.update(_kept(info))
                 if outcome.terminated:
                     episode.check_end()
@@ -175,17 +176,6 @@ class Collector:
         except ValueError as error:
             raise EnvironmentFailure("invalid", str(error)) from error
         return params
-
-    def _end_turn(
-        self,
-        episode: Episode,
-        answer: Answer,
-        *,
-        reward: float = 0.0,
-        valid_action: bool | None = None,
-    ) -> None:
-        text = self._chat.decode(answer.token_ids)
-        episode.end_turn(answer, text, reward=reward, valid_action=valid_action)
 
     def _fits(self, num_tokens: int) -> bool:
         """Whether a context of so many tokens leaves room to sample at least one."""

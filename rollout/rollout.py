@@ -361,9 +361,12 @@ class Rollout:
             case _:
                 if isinstance(event, RankFailure):
                     self._publishing.end(event.text)
-                if isinstance(event, TurnResult):
-                    self._soon(self._meter.sampled, len(event.token_ids))
-                self._soon(self._turns.deliver, event)
+                self._soon(self._heard, event)
+
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, TurnResult):
+            self._meter.sampled(len(event.token_ids))
+        self._turns.deliver(event)
 
     def _soon(self, function: Any, *args: Any) -> None:
         if not self._loop.is_closed():

@@ -163,7 +163,7 @@ class Ledger:
         kv_versions: Sequence[int] | None,
     ) -> None:
         num = len(token_ids)
-        if any(token < 0 for token in token_ids):
+        if min(token_ids, default=0) < 0:
             raise ValueError(f"token ids must not be negative, found {min(token_ids)}")
         last = self._turn[-1] if self._turn else 0
         if not last <= turn < 1 << 15:
