@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from .process_state import process_state
+from .process_state import LivingProcess, process_state
 from .rank_record import (
     RECORD_BYTES,
     RankRecord,
@@ -99,6 +99,7 @@ class SharedBoard:
             for at in range(_room(world), board_bytes(world), RECORD_BYTES)
         ]
         self.record = RankRecord(self._views[rank], clock)
+        self._living: dict[int, LivingProcess] = {}
 
     def is_poisoned(self) -> bool:
         return self._flag[0] != 0
@@ -135,14 +136,31 @@ class SharedBoard:
         return [
             rank
             for rank, view in enumerate(self._views)
-            if read_process(view)[0] and not self.process(rank) and not has_said_its_last(view)
+            if not self._lives(rank)
+            and read_process(view)[0]
+            and not self.process(rank)
+            and not has_said_its_last(view)
         ]
 
     def process(self, rank: int) -> int:
         pid, started, _ = read_process(self._views[rank])
         return pid if pid and process_state(pid, started) is not ProcessState.GONE else 0
 
+    def _lives(self, rank: int) -> bool:
+        """False if it has to be looked at."""
+        if rank == self.rank:
+            return True
+        if rank not in self._living:
+            pid, started, _ = read_process(self._views[rank])
+            if not pid or (found := LivingProcess.find(pid, started)) is None:
+                return False
+            self._living[rank] = found
+        return not self._living[rank].has_ended()
+
     def close(self) -> None:
+        for living in self._living.values():
+            living.close()
+        self._living.clear()
         self._flag.release()
         for view in self._views:
             view.release()

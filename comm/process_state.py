@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 
 from .rank_status import ProcessState
 
@@ -41,6 +42,38 @@ def is_stopped(pid: int) -> bool:
     """Whether a process of this host is there and stopped (SIGSTOP, a debugger)."""
     found = _look(pid)
     return found is not None and found[0] in _STATES
+
+
+class LivingProcess:
+    """A process that was there when this was made.
+
+    Asking whether it has ended costs next to nothing; a look at its state costs more, the more
+    threads it has.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Use `find`."""
+        self._descriptor, self._end = descriptor, select.poll()
+        self._end.register(descriptor, select.POLLIN)
+
+    @classmethod
+    def find(cls, pid: int, started: int) -> LivingProcess | None:
+        """None if it has ended, or where the system has no descriptors for processes."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (OSError, AttributeError):
+            return None
+        found = cls(descriptor)
+        if process_state(pid, started) is ProcessState.GONE:  # looked at after it cannot change
+            found.close()
+            return None
+        return found
+
+    def has_ended(self) -> bool:
+        return bool(self._end.poll(0))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def _look(pid: int) -> tuple[str, int] | None:

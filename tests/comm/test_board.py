@@ -17,6 +17,7 @@ from torch.distributed import TCPStore
 
 from interlace.comm.board import Board, SharedBoard, board_bytes
 from interlace.comm.path import Op, Ticket
+from interlace.comm.process_state import LivingProcess, started_at
 from interlace.comm.rank_record import RECORD_BYTES, RankRecord, read_record
 from interlace.comm.rank_status import Activity, ProcessState, RankStatus
 from interlace.comm.shared_memory import SharedMemory
@@ -169,6 +170,7 @@ def writing(script: str) -> Iterator[tuple[subprocess.Popen[bytes], SharedMemory
 WRITER = """
 import sys
 from interlace.comm.path import Op, Ticket
+from interlace.comm.process_state import LivingProcess, started_at
 from interlace.comm.rank_record import RECORD_BYTES, RankRecord
 from interlace.comm.shared_memory import SharedMemory
 
@@ -230,3 +232,19 @@ def test_a_rank_may_be_stopped_in_the_middle_of_saying_what_it_does() -> None:
 
 def test_bytes_nobody_wrote_are_a_rank_nobody_has_heard_of() -> None:
     assert read_record(bytes(RECORD_BYTES), 4).activity is Activity.ABSENT
+
+
+def test_a_process_is_asked_for_its_end_without_a_look_at_its_state() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = started_at(process.pid)
+        assert LivingProcess.find(process.pid, started + 1) is None
+        living = LivingProcess.find(process.pid, started)
+        if living is None:
+            process.kill()
+            pytest.skip("this system has no descriptors for processes")
+        assert not living.has_ended()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has, and is not buried yet
+        assert living.has_ended()
+        living.close()
+    assert LivingProcess.find(process.pid, started) is None
