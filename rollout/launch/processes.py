@@ -156,6 +156,13 @@ class ProcessTransport:
         with torch.inference_mode(), torch.cuda.stream(self._stream(path)):
             yield
 
+    def complete(self) -> None:
+        """No communicator is made after this, and all ranks know it. Where windows carry
+        everything gloo has done its part: its threads wake up a hundred times a second."""
+        if self._windows is not None:
+            del self._all_ranks, self._control_group
+            self._leave_groups()
+
     clock = staticmethod(time.monotonic)
 
     def __enter__(self) -> Self:
@@ -177,13 +184,18 @@ class ProcessTransport:
             # a garbage collection would stand still until their deadline. This thread can.
             seconds = self._timeout.total_seconds()
             threading.Thread(target=_hold, args=(list(self._groups), seconds), daemon=True).start()
-        for group in self._groups:
-            if error is not None:
+            for group in self._groups:
                 group.abort()
-            dist.destroy_process_group(group)
-        if self._joined_here:
-            dist.destroy_process_group()
+        self._leave_groups()
         self.board.close()
+
+    def _leave_groups(self) -> None:
+        for group in self._groups:
+            dist.destroy_process_group(group)
+        self._groups.clear()
+        if self._joined_here:
+            self._joined_here = False
+            dist.destroy_process_group()
 
     def _choose(self) -> Carrier:
         """Windows where they are wanted and possible; a collective of all ranks."""

@@ -137,6 +137,7 @@ def _run(
     drive(_meet(transport, deadlines.loading_s(), kernels.instructions()))
     if rank.first_use is not None:
         drive(rank.first_use())
+    transport.complete()
     emit(rank.ready)
     ready_at = time.process_time()
     deadlines.expect(rank.paths)
