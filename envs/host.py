@@ -134,17 +134,17 @@ class SubprocessHost:
             raise ValueError(f"a frame of {len(frame)} bytes: at most {MAX_FRAME_BYTES} are sent")
         killed = self._hard_kill is not None
         idle = killed or self._reader.at_eof() or self._process.poll() is not None
-        try:
-            if not idle:
-                self._writer.write(HEADER.pack(len(frame)) + frame)
-                await self._writer.drain()
-                (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-                if size <= MAX_FRAME_BYTES:
-                    return await self._reader.readexactly(size)
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the socket closed: what follows finds out how the process ended
+        if not idle and (reply := await exchange(self._reader, self._writer, frame)) is not None:
+            return reply
         self.kill()
         raise HostDied(await self._buried(), idle=idle)
+
+    def lend(self, connection: socket.socket) -> None:
+        """Whoever is at the other end of this Unix socket makes the calls from now on, over the
+        same socket to the process; here a call only says how the process ended."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+        ours = self._writer.get_extra_info("socket")
+        socket.send_fds(connection, [b"!"], [ours.fileno()])
 
     def kill(self) -> None:
         """See EnvironmentHost."""
@@ -168,6 +168,19 @@ class SubprocessHost:
 
     def _signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)  # none if it has ended
+
+
+async def exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame: bytes
+) -> bytes | None:
+    """One request and its reply; None if the other end has closed, or sent what is no frame."""
+    try:
+        writer.write(HEADER.pack(len(frame)) + frame)
+        await writer.drain()
+        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+        return await reader.readexactly(size) if size <= MAX_FRAME_BYTES else None
+    except (OSError, asyncio.IncompleteReadError):
+        return None
 
 
 def _cause(code: int) -> str:

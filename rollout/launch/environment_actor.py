@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 
 from interlace.envs.host import HostDied, SubprocessHost
+
+from .wire import knock
 
 
 class EnvironmentActor:
@@ -16,10 +17,13 @@ class EnvironmentActor:
     no limit that is theirs alone, and leave processes behind that nobody knows of.
     """
 
-    async def open(self, variables: str) -> None:
+    async def open(self, variables: str, path: str | None = None) -> None:
         """Start the host; its environments see `variables`, a JSON object of texts. Raises what
-        `SubprocessHost.start` raises."""
+        `SubprocessHost.start` raises. Who has a `Door` at `path` makes the calls then."""
         self._host = await SubprocessHost.start(variables=json.loads(variables))
+        if path is not None:
+            with knock(path) as connection:
+                self._host.lend(connection)
 
     async def call(self, frame: bytes) -> bytes | tuple[str, bool]:
         """The reply; or message and `idle` of a HostDied, in types that need no import."""
@@ -32,8 +36,11 @@ class EnvironmentActor:
         """Never returns: who waits for it learns of the end of this process."""
         await asyncio.Event().wait()
 
-    async def close(self) -> None:
-        """End the host; returns when everything it had started is gone."""
+    async def close(self) -> str:
+        """End the host; how it ended, when everything it had started is gone."""
         self._host.kill()
-        with contextlib.suppress(HostDied):
+        try:
             await self._host.call(b'{"op": "hello"}')
+        except HostDied as error:
+            return str(error)
+        raise AssertionError("a host that was killed has answered")

@@ -20,14 +20,17 @@ from interlace.rollout.messages import Event, decode_command, encode
 from .interface import choose_interface
 from .processes import ProcessTransport
 from .rank import failure, run_process
+from .wire import Wire, knock
 
 _EXIT_AFTER_S = 3.0
+_BEAT_S = 1.0
 
 
 class RankActor:
     """Runs its rank in a thread; every method returns soon and may be called while it runs.
 
-    `post` calls must arrive one after the other, and so must `take` calls.
+    `post` calls must arrive one after the other, and so must `take` calls. Neither is needed once
+    there is a wire.
     """
 
     def __init__(self, rank: int) -> None:
@@ -36,6 +39,7 @@ class RankActor:
         self._events: list[bytes] = []
         self._stirred = threading.Condition()
         self._store: TCPStore | None = None
+        self._wire: Wire | None = None
 
     def hello(self) -> int:
         """The process id; also says that everything could be imported."""
@@ -54,6 +58,13 @@ class RankActor:
             master_listen_fd=listening.detach(),
         )
         return port
+
+    def connect(self, path: str) -> None:
+        """Knock at a door on this host: encoded commands come from there and events go there, an
+        empty one where there has been no command for a while. Before `start`."""
+        wire = self._wire = Wire(knock(path), patience_s=_BEAT_S)
+        name = f"interlace commands of rank {self._rank}"
+        threading.Thread(target=self._obey, args=(wire,), name=name, daemon=True).start()
 
     def start(self, config_json: str, folder: str, host: str, port: int) -> None:
         """Begin: join the store, load, run. What becomes of it is in the events."""
@@ -82,7 +93,22 @@ class RankActor:
             events, self._events = self._events, []
         return events
 
+    def live(self) -> None:
+        """Never returns: who waits for it learns of the end of this process."""
+        threading.Event().wait()
+
+    def _obey(self, wire: Wire) -> None:
+        with contextlib.suppress(EOFError):  # Ray ends this process with who had the door
+            while True:
+                try:
+                    self.post(wire.receive())
+                except TimeoutError:
+                    wire.send(b"")
+
     def _emit(self, event: Event) -> None:
+        if self._wire is not None:
+            self._wire.send(encode(event))
+            return
         with self._stirred:
             self._events.append(encode(event))
             self._stirred.notify_all()

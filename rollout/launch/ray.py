@@ -2,7 +2,8 @@
 
 One placement group holds a bundle for each rank and each environment process; ranks that follow one
 another share a node. Our messages cross as bytes; Ray's own serialisation carries nothing but
-numbers, text and bytes.
+numbers, text and bytes. Between processes of this node, which at one time would take a call of Ray
+each, they go past it.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from interlace.rollout.messages import (
 
 from .across_hosts import RANK_RESOURCE
 from .environment_actor import EnvironmentActor
+from .environment_line import EnvironmentLine
 from .launcher import EventSink, LaunchError
 from .rank_actor import RankActor
 from .roll_call import RollCall
+from .wire import MAX_FOLDER, Door, Wire
 
 _POLL_S = 1.0
 _GRACE_S = 5.0
 _OBJECT_STORE_BYTES = 256 * 1024**2
-_MAX_TMP = len("/tmp/of a length that leaves room")
-"""Ray puts sockets below its folder, and the path of a socket has at most 107 characters."""
 
 
 class RayLauncher:
@@ -74,6 +75,7 @@ class RayLauncher:
         self._seats: list[int] = []  # of each rank: its bundle
         self._actors: list[Any] = []
         self._pids: list[int] = []
+        self._wires: dict[int, Wire] = {}  # to the ranks of this node
         self._readers: list[threading.Thread] = []
         self._told: tuple[WeightsCommand, Any] | None = None
         self._ending = False
@@ -93,6 +95,9 @@ class RayLauncher:
         self._pids = self._each("hello", deadline)
         host = self._address_of_rank_0()
         port = self._ask(0, "listen", deadline, host, world)
+        for rank, seat in enumerate(self._seats):
+            if self._is_here(seat):
+                self._wires[rank] = self._wire(rank, deadline)
         job = self._config.model_dump_json(), str(self._folder), host, port
         self._each("start", deadline, *job)
         for rank in range(world):
@@ -105,10 +110,13 @@ class RayLauncher:
         self._roll.await_ready(launch.connect_timeout_s + launch.load_timeout_s + _GRACE_S)
 
     def send(self, leader: int, command: Command) -> None:
-        if not self._ending:
-            post = self._actors[self._config.layout.leader(leader)].post.options(
-                concurrency_group="commands"
-            )
+        if self._ending:
+            return
+        rank = self._config.layout.leader(leader)
+        if rank in self._wires:
+            self._wires[rank].send(encode(command))
+        else:
+            post = self._actors[rank].post.options(concurrency_group="commands")
             post.remote([encode(command)])
 
     def tell(self, rank: int, command: WeightsCommand) -> None:
@@ -138,8 +146,12 @@ class RayLauncher:
             for actor in self._actors:
                 ray.kill(actor)
             self._kill_stopped()
+            for wire in self._wires.values():
+                wire.hang_up()
             for reader in self._readers:
                 reader.join(_GRACE_S)
+            for wire in self._wires.values():
+                wire.close()
             if self._group is not None:
                 remove_placement_group(self._group)
         self._cluster.close()
@@ -161,9 +173,18 @@ class RayLauncher:
         nodes = placement_group_table(self._group)["bundles_to_node_id"]
         self._seats = sorted(range(self._config.layout.world), key=lambda seat: str(nodes[seat]))
 
+    def _is_here(self, bundle: int) -> bool:
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        return bool(nodes[bundle] == ray.get_runtime_context().get_node_id())
+
+    def _wire(self, rank: int, deadline: float) -> Wire:
+        with contextlib.closing(Door()) as door:
+            self._ask(rank, "connect", deadline, door.path)
+            return Wire(door.open(_GRACE_S), patience_s=self._longest_silence_s)
+
     def _rank_actor(self, rank: int) -> Any:
         bundle = self._bundles[rank]
-        groups = {"commands": 1, "events": 1}
+        groups = {"commands": 1, "events": 1, "life": 1}
         return (
             ray.remote(concurrency_groups=groups)(RankActor)
             .options(
@@ -203,30 +224,35 @@ class RayLauncher:
 
     def _kill_stopped(self) -> None:
         """Ray asks a process to end, which one that is stopped does not hear."""
-        here = ray.get_runtime_context().get_node_id()
-        nodes = placement_group_table(self._group)["bundles_to_node_id"]
         for pid, seat in zip(self._pids, self._seats, strict=False):
-            if nodes[seat] == here and is_stopped(pid):
+            if self._is_here(seat) and is_stopped(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
+    @property
+    def _longest_silence_s(self) -> float:
+        """Of a rank. Its peers, if it has any, notice earlier and know more."""
+        launch = self._config.launch
+        return max(launch.ticket_timeout_s, launch.exchange_timeout_s) + 2 * _GRACE_S
+
     def _read(self, rank: int) -> None:
         """Deliver the events of one rank until its last word, or the end of its process."""
-        launch = self._config.launch
+        longest, wire = self._longest_silence_s, self._wires.get(rank)
+        life = self._actors[rank].live.options(concurrency_group="life").remote()
         take = self._actors[rank].take.options(concurrency_group="events")
-        # Its peers, if it has any, notice earlier and know more.
-        longest = max(launch.ticket_timeout_s, launch.exchange_timeout_s) + 2 * _GRACE_S
         try:
             while True:
-                events = ray.get(take.remote(_POLL_S), timeout=longest)
-                for event in map(decode_event, events):
+                coming = wire.receive() if wire else ray.get(take.remote(_POLL_S), timeout=longest)
+                for event in map(decode_event, filter(None, coming)):
                     self._roll.take(event)
                     if isinstance(event, RankReport | RankFailure):
                         return
-        except GetTimeoutError:
+        except (TimeoutError, GetTimeoutError):
             self._roll.lost(rank, f"its process has not answered for {longest:g} s")
         except RayError as error:
             self._roll.lost(rank, f"its process is gone: {_one_line(error)}")
+        except EOFError:
+            self._roll.lost(rank, _end_of(life))
 
     # ---- environments
 
@@ -234,13 +260,15 @@ class RayLauncher:
         """A host in the bundle of `index`, which its predecessor may only just have left."""
         world, environments = self._config.layout.world, self._config.environments
         cpus = environments.cpus_per_process
-        placed = self._placed(world + index if cpus else index % world, _VARIABLES | _paths())
+        bundle = world + index if cpus else index % world
+        placed = self._placed(bundle, _VARIABLES | _paths())
         actor = ray.remote(EnvironmentActor).options(num_cpus=cpus, **placed).remote()
         host = RayEnvironmentHost(actor)
+        # As an argument: the variables of an actor are shown to everybody on the cluster.
+        variables = json.dumps(present(environments.pass_env))
         try:
             async with asyncio.timeout(self._config.launch.load_timeout_s):
-                # As an argument: the variables of an actor are shown to everybody on the cluster.
-                await actor.open.remote(json.dumps(present(environments.pass_env)))
+                await host.open(variables, Door() if self._is_here(bundle) else None)
         except BaseException as error:
             host.kill()
             if not isinstance(error, RayError | TimeoutError):
@@ -254,24 +282,42 @@ class RayEnvironmentHost:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self._line: EnvironmentLine | None = None
         self._lifeline = asyncio.wrap_future(actor.live.remote().future())
         self._lifeline.add_done_callback(lambda life: life.cancelled() or life.exception())
         self._burial: asyncio.Task[None] | None = None
+
+    async def open(self, variables: str, door: Door | None) -> None:
+        """Have the actor start its host; `door`: where it is on this node, for calls past it."""
+        if door is None:
+            await self._actor.open.remote(variables)
+            return
+        with contextlib.closing(door):
+            await self._actor.open.remote(variables, door.path)
+            self._line = await EnvironmentLine.behind(door)
 
     async def call(self, frame: bytes) -> bytes:
         """See EnvironmentHost."""
         if self._burial is not None:
             await asyncio.shield(self._burial)
             raise HostDied("the environment process was ended", idle=True)
-        idle = self._lifeline.done()
+        idle = self._lifeline.done() or (self._line is not None and self._line.is_closed)
         try:
-            reply = await self._actor.call.remote(frame)
+            reply = await self._reply(frame, idle)
         except RayError as error:
             raise HostDied(f"its actor is gone: {_one_line(error)}", idle=idle) from error
         if isinstance(reply, bytes):
             return reply
         message, idle = reply
         raise HostDied(message, idle=idle)
+
+    async def _reply(self, frame: bytes, idle: bool) -> bytes | tuple[str, bool]:
+        """As `EnvironmentActor.call` gives it."""
+        if self._line is None:
+            passed_on: bytes | tuple[str, bool] = await self._actor.call.remote(frame)
+            return passed_on
+        reply = await self._line.call(frame)
+        return (await self._actor.close.remote(), idle) if reply is None else reply
 
     def kill(self) -> None:
         """See EnvironmentHost."""
@@ -286,6 +332,8 @@ class RayEnvironmentHost:
                     await self._actor.close.remote()
             ray.kill(self._actor)
             await asyncio.wait([self._lifeline], timeout=_GRACE_S)
+        if self._line is not None:
+            self._line.close()
 
 
 class Cluster:
@@ -365,7 +413,7 @@ class Cluster:
 
     def _local(self, stack: contextlib.ExitStack) -> dict[str, Any]:
         tmp = tempfile.gettempdir()
-        folder = tempfile.mkdtemp(prefix="ray-", dir=tmp if len(tmp) <= _MAX_TMP else "/tmp")
+        folder = tempfile.mkdtemp(prefix="ray-", dir=tmp if len(tmp) <= MAX_FOLDER else "/tmp")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         return {
             "address": "local",
@@ -434,6 +482,17 @@ def _answer(ref: Any, rank: int, deadline: float) -> Any:
         raise LaunchError(f"rank {rank}: its process did not start in time") from None
     except RayError as error:
         raise LaunchError(f"rank {rank}: its process is gone: {_one_line(error)}") from error
+
+
+def _end_of(life: Any) -> str:
+    """Of a process that has closed its end of a wire; `life` ends with it."""
+    try:
+        ray.get(life, timeout=_GRACE_S)
+    except GetTimeoutError:
+        pass
+    except RayError as error:
+        return f"its process is gone: {_one_line(error)}"
+    return "its process has hung up"
 
 
 def _one_line(error: BaseException) -> str:
