@@ -30,4 +30,8 @@ constexpr int64_t STRETCH = 128;
 // Bytes of staged rows that share the second-level cache with the columns that pass by.
 constexpr int64_t BLOCK_BYTES = 192 * 1024;
 
+// Bytes of a panel that is asked for while the one before it is multiplied: both stay in the
+// second-level cache.
+constexpr int64_t ASKED_BYTES = 128 * 1024;
+
 }  // namespace interlace

@@ -42,21 +42,35 @@ inline void sum_alone(Shaped &, int64_t rows, int64_t units, const Staged<T> *x,
   tile_of<T>(rows, units)(x, stride, packed, unit_size, inputs, sums, next);
 }
 
+// The height of the first of as few tiles as can be if all are equally high.
+inline int64_t equal_height(int64_t left) {
+  const int64_t tiles = (left + MAX_ROWS - 1) / MAX_ROWS;
+  return (left + tiles - 1) / tiles;
+}
+
 // Calls finish(row, rows, unit, units, sums) for every tile of the product; row `i` of its sums
-// begins at `sums + i * MAX_UNITS * UNIT`. All rows meet MAX_UNITS units before the next ones.
+// begins at `sums + i * MAX_UNITS * UNIT`. All rows meet MAX_UNITS units before the next ones. Of
+// two tiles or more, the first two ask for half of what comes next each: of a panel only the first
+// reads from memory, which would stand still under the others. One tile alone keeps it busy.
 template <class T, class Finish>
 inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, const T *packed,
                             int64_t outputs, int64_t inputs, const Finish &finish) {
   alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT];
-  const int64_t units = padded(outputs) / UNIT;
+  const int64_t units = padded(outputs) / UNIT, panel = MAX_UNITS * UNIT * inputs;
+  const bool asks = ASKS_AHEAD && rows > MAX_ROWS &&
+                    panel * static_cast<int64_t>(sizeof(T)) <= ASKED_BYTES;
   for (int64_t group = 0; group < units; group += MAX_UNITS) {
     const int64_t end = lesser(group + MAX_UNITS, units);
-    for (int64_t row = 0; row < rows;) {
-      const int64_t high = height_of_tile(rows - row);
+    const T *next = packed + end * UNIT * inputs;
+    int64_t tiles = 0;
+    for (int64_t row = 0; row < rows; tiles++) {
+      const int64_t high = asks ? equal_height(rows - row) : height_of_tile(rows - row);
+      const Ahead asked =
+          asks && tiles < 2 ? ahead(next + tiles * panel / 2, MAX_UNITS / 2) : NOTHING;
       for (int64_t unit = group; unit < end;) {
         const int64_t now = lesser(units_at_once(high), end - unit);
         sum_tile<T>(high, now, x + row * stride, stride, packed + unit * UNIT * inputs,
-                    UNIT * inputs, inputs, sums, NOTHING);
+                    UNIT * inputs, inputs, sums, asked);
         finish(row, high, unit, now, sums);
         unit += now;
       }
