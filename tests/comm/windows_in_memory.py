@@ -1,5 +1,6 @@
 """Both ends of a window, in bytearrays of this process."""
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,9 +28,20 @@ def memories(members: int, slots: int = 2, capacity: int = CAPACITY) -> Memories
     return [bytearray(at.window_bytes(members, slots, capacity)) for _ in range(members)]
 
 
+def pages(members: int, slots: int = 2, capacity: int = CAPACITY) -> list[mmap.mmap]:
+    """The same that begin on pages, as what ranks share does."""
+    return [mmap.mmap(-1, at.window_bytes(members, slots, capacity)) for _ in range(members)]
+
+
+def crossing(window: Any, messages: bytes) -> Any:
+    """Of the C++, which asks to be waited for at once."""
+    assert EXTENSION is not None
+    return EXTENSION.Crossing(window, messages, 0)
+
+
 def end(
     kind: str,
-    shared: Memories,
+    shared: Sequence[Any],
     me: int,
     *,
     slots: int = 2,
@@ -42,7 +54,7 @@ def end(
     return made(shared, me, slots, capacity, path, role, bells)
 
 
-def ends(which: Sequence[str], shared: Memories, **how: Any) -> list[Any]:
+def ends(which: Sequence[str], shared: Sequence[Any], **how: Any) -> list[Any]:
     return [end(kind, shared, me, **how) for me, kind in enumerate(which)]
 
 

@@ -1,5 +1,6 @@
-"""Small checkpoints, written once a session."""
+"""Small checkpoints, written once a session, and every choice of kernels."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from interlace.moe import kernels
 from interlace.moe.config import ARCHITECTURES, ModelConfig, read_config
 from interlace.moe.random_model import write_random_model
+
+CHOICES = () if kernels.native is None else kernels.native.choices()
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +34,17 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     """Every type that our own kernels compute in."""
     found: torch.dtype = request.param
     return found
+
+
+@pytest.fixture(params=CHOICES)
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Kernels of one choice in place of the best, in a module of their own."""
+    found = kernels.native.__spec__
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    chosen: str = request.param
+    module.use(chosen)
+    monkeypatch.setattr(kernels, "native", module)
+    return chosen

@@ -5,7 +5,6 @@ Shapes: T rows, K inputs, N outputs.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from interlace.moe.arena import Arena
 from interlace.moe.experts import Expert, apply_experts
 from interlace.moe.linear import padded_linear
 
-CHOICES = () if kernels.native is None else kernels.native.choices()
+pytestmark = pytest.mark.usefixtures("instructions")
 TILES = "AMX BF16"
 SHAPES = [(512, 768), (512, 16), (66, 33), (32, 80), (1026, 100), (30, 64)]
 """Inputs and outputs, some of which fill no tile."""
@@ -42,20 +41,6 @@ for rows in (37, 1, 16, 7):
     torch.testing.assert_close(found.double(), exact[:rows], rtol=2**-7, atol=1e-2)
     assert torch.equal(x @ weight.T, theirs)
 """
-
-
-@pytest.fixture(params=CHOICES, autouse=True)
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Kernels of one choice in place of the best, in a module of their own."""
-    found = kernels.native.__spec__
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    chosen: str = request.param
-    module.use(chosen)
-    monkeypatch.setattr(kernels, "native", module)
-    return chosen
 
 
 def noise(*shape: int, scale: float = 1.0) -> torch.Tensor:
