@@ -75,8 +75,8 @@ class Arrival(PreemptionPoint):
 
 Forward = Coroutine[Any, Any, Any]
 """A forward pass: suspends on a `Collective`, is resumed with its answer, returns its output. One
-that is preemptible also suspends on a `PreemptionPoint`, and is resumed with None; so may one suspend on
-a `Stretch`."""
+that is preemptible also suspends on a `PreemptionPoint`, and is resumed with None; so may one
+suspend on a `Stretch`."""
 
 
 @dataclass(slots=True, kw_only=True)

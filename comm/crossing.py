@@ -1,9 +1,9 @@
 """A stretch of a window's collectives, handed as a whole to code that computes between them.
 
-The messages are the same bytes in the same order as one by one, with the same checks (`crossing.h`),
-so one member may cross where another does not. What is saved is the way back to Python and to the
-sequencer between two of them, and the copies: a payload is made where it is sent from, and read
-where it lies.
+The messages are the same bytes in the same order as one by one, with the same checks
+(`crossing.h`), so one member may cross where another does not. What is saved is the way back to
+Python and to the sequencer between two of them, and the copies: a payload is made where it is sent
+from, and read where it lies.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ Tell = Callable[[str], list[str]]
 SPIN_NS = 50_000
 """How long a wait looks for a message before it sleeps: what falling asleep and waking up cost."""
 CROSSING_SPIN_NS = 200_000
-"""The same inside a crossing, which has to come back to Python to sleep: as long as one rank has more
-rows in a layer than another. Others that want the core get it meanwhile."""
+"""The same inside a crossing, which has to come back to Python to sleep: as long as one rank has
+more rows in a layer than another. Others that want the core get it meanwhile."""
 
 
 class Unshared(Exception):

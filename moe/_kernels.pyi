@@ -189,8 +189,8 @@ def straight(
     which come first in `x` in the end; 0 for all. `owned`: experts of each member."""
 
 def go_on(run: object, crossing: int, /) -> int:
-    """Compute as far as messages have come: 0 if it is through, 1 if it waits for one, 2 if there is
-    something wrong with one."""
+    """Compute as far as messages have come: 0 if it is through, 1 if it waits for one, 2 if there
+    is something wrong with one."""
 
 def spent(run: object, /) -> tuple[float, float, float, float]:
     """Seconds so far in blocks, dealing, experts and sums."""

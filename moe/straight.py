@@ -30,8 +30,8 @@ _FAULT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straight:
-    """What the call needs of one version of the weights, found once. Lives beside the weights, which
-    own the memory."""
+    """What the call needs of one version of the weights, found once. Lives beside the weights,
+    which own the memory."""
 
     item_size: int
     top_k: int
@@ -71,8 +71,8 @@ class Straight:
         )
 
     def fits(self, context: PathContext) -> bool:
-        """Whether a path's passes are to go straight, and can: all heads are this rank's, and rows are
-        dispatched by counts, to experts in their own order."""
+        """Whether a path's passes are to go straight, and can: all heads are this rank's, and rows
+        are dispatched by counts, to experts in their own order."""
         order = context.expert_placement.order
         return (
             context.straight
