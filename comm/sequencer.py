@@ -112,7 +112,8 @@ class Sequencer:
         `posts`: the witness of `communicators`, told which request each path makes.
         `meeting`: bytes of all ranks, for plans in which they meet; nothing else goes over it.
         `crossings`: those of `communicators` over which a pass goes through many collectives in
-        one call, where no other path is in between."""
+        one call, where no other path is in between. Not with `prechecks`, which come before each
+        ticket."""
         self.rank = rank
         self.paths = {path.name: path for path in paths}
         self._mine = {path.name for path in paths if rank in path.members}
@@ -123,7 +124,7 @@ class Sequencer:
         self.around, self._clock = around, clock
         self._progress = progress or NoProgress()
         self._prechecks, self._posts, self._meeting = prechecks, posts, meeting
-        self._crossings = crossings or {}
+        self._crossings = {} if prechecks else crossings or {}
         self._plan_hash, self._last_seq = 0, -1
         self._hash = dict.fromkeys(self.keys, 0)
         self._members: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -156,9 +157,12 @@ class Sequencer:
             ticket = plan.tickets[index]
             if index and index == plan.meet_at:
                 await self._meet(plan.step)
-            num_crossed = await self._cross(plan, index) if self._crossings else 0
-            if not num_crossed and ticket.path in self._mine:
-                await self._issue(ticket)
+            num_crossed = 0
+            if ticket.path in self._mine:
+                if self._crossings:
+                    num_crossed = await self._cross(plan, index)
+                if not num_crossed:
+                    await self._issue(ticket)
             index += num_crossed or 1
         results = {}
         for name in plan.finish:
@@ -337,11 +341,14 @@ class Sequencer:
         end = index + len(tickets)
         if len(tickets) < len(stretch.stages) or index < plan.meet_at < end:
             return ()
-        path = tickets[0].path
+        path, seq = tickets[0].path, self._last_seq
         for ticket, stage in zip(tickets, stretch.stages, strict=True):
             op = ticket.op
             if ticket.path != path:
                 return ()
+            if ticket.seq <= seq:
+                raise self._refusal(ticket, f"comes after seq {seq}")
+            seq = ticket.seq
             if op.stage != stage or op.role != stretch.role or op.kind != Exchange.__name__:
                 asked = f"{Exchange.__name__} {stretch.role} {stage}"
                 raise self._refusal(ticket, f"the forward pass asks for {asked}")
