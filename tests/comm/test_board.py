@@ -188,6 +188,30 @@ for seq in range(10**9):
 """
 
 
+def test_of_tickets_that_were_crossed_the_last_marks_are_kept_beside_those_of_other_paths() -> None:
+    memory = memoryview(bytearray(RECORD_BYTES))
+    seconds = iter(range(100, 200))
+    record = RankRecord(memory, clock=lambda: float(next(seconds)))
+    record.computing(ticket(0, "prefill"))
+    record.posted(ticket(0, "prefill"))
+    crossed = [ticket(seq) for seq in range(1, 21)]
+    record.computing(crossed[0])
+    moments = [(t.seq + 0.1, t.seq + 0.2, t.seq + 0.3, t.seq + 0.4, 0.1) for t in crossed]
+    record.crossed(crossed, moments)
+    assert record.moved_at == next(seconds) - 1
+    first, *marks = read_record(memory, 0).tickets
+    assert (first.path, first.reached) == ("prefill", "posted")
+    assert [mark.seq for mark in marks] == list(range(5, 21))
+    for mark, of in zip(marks, crossed[-16:], strict=True):
+        assert str(mark) == str(of)
+        assert mark.reached == "settled"
+        times = mark.computing_at, mark.posted_at, mark.settled_at
+        assert times == (of.seq + 0.1, of.seq + 0.3, of.seq + 0.4)
+    later = [ticket(seq) for seq in (21, 22)]
+    record.crossed(later, moments[:2])
+    assert [mark.seq for mark in read_record(memory, 0).tickets][1:] == list(range(7, 23))
+
+
 @pytest.mark.processes
 @pytest.mark.slow
 def test_what_is_read_while_another_process_writes_is_whole() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from interlace.comm.crossing import Moments
 from interlace.comm.path import Op, Path, Ticket
 from interlace.comm.progress import NoProgress
 from interlace.rollout.config import Launch
@@ -15,9 +18,9 @@ PATHS = [
 LAUNCH = Launch(load_timeout_s=300.0, exchange_timeout_s=7.0, ticket_timeout_s=5.0)
 
 
-def settle(deadlines: Deadlines, path: str, times: int) -> None:
-    for seq in range(times):
-        ticket = Ticket(
+def tickets(path: str, num: int) -> list[Ticket]:
+    return [
+        Ticket(
             epoch=0,
             step=0,
             seq=seq,
@@ -29,6 +32,12 @@ def settle(deadlines: Deadlines, path: str, times: int) -> None:
             version=0,
             rows=0,
         )
+        for seq in range(num)
+    ]
+
+
+def settle(deadlines: Deadlines, path: str, times: int) -> None:
+    for ticket in tickets(path, times):
         deadlines.settled(ticket)
 
 
@@ -43,3 +52,27 @@ def test_the_first_forward_pass_of_every_path_has_the_time_of_loading() -> None:
     settle(deadlines, "decode", 1)
     assert deadlines.patience() == 0.0
     assert deadlines.longest_wait(0.0) == 7.0
+
+
+class Crossed(NoProgress):
+    def __init__(self) -> None:
+        self.told: list[tuple[Sequence[Ticket], Sequence[Moments]]] = []
+
+    def crossed(self, tickets: Sequence[Ticket], moments: Sequence[Moments]) -> None:
+        self.told.append((tickets, moments))
+
+
+def test_a_first_forward_pass_may_go_through_its_tickets_in_one_call() -> None:
+    progress = Crossed()
+    deadlines, moments = Deadlines(progress, LAUNCH), [(1.0, 2.0, 3.0, 4.0, 1.0)] * 2
+    deadlines.expect(PATHS)
+    deadlines.crossed(tickets("prefill", 2), moments)
+    settle(deadlines, "decode", 1)
+    assert deadlines.patience() == 300.0
+    deadlines.crossed(tickets("prefill", 2), moments)
+    assert deadlines.patience() == 300.0
+    deadlines.crossed(tickets("decode", 2), moments)
+    assert deadlines.patience() == 0.0
+    deadlines.crossed(tickets("decode", 2), moments)
+    assert [told[0].path for told, _ in progress.told] == ["prefill"] * 2 + ["decode"] * 2
+    assert all(told == (tickets(told[0][0].path, 2), moments) for told in progress.told)
