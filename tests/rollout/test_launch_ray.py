@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import ray
+from tests.rollout.straight import straight_passes
 
 from interlace.comm.windows import native
+from interlace.moe import kernels
 from interlace.rollout import EndReason, Rollout, RolloutConfig, load_config
 from interlace.rollout.digest import digest
 from interlace.rollout.launch.launcher import LaunchError
@@ -113,13 +115,22 @@ def kill_once_seen(text: str) -> int:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("mode", "transport"), [("serial", "gloo"), ("multiplexed", "auto")])
+@pytest.mark.parametrize(
+    ("mode", "transport"), [("serial", "gloo"), ("serial", "auto"), ("multiplexed", "auto")]
+)
 def test_one_digest_over_ray(cluster: Cluster, mode: str, transport: str, reference: str) -> None:
     config = tiny("launch.kind=ray", f"mode={mode}", f"launch.transport={transport}")
     with Rollout(config) as rollout:
         assert digest(list(rollout.run(config.expand_tasks()))) == reference
     on_window = transport == "auto" and native() is not None
     assert rollout.transport["kind"] == ("window" if on_window else "gloo")
+    for _, tickets in rollout.records.values():
+        passes = straight_passes(tickets)
+        assert any(passes["decode"]) == (on_window and kernels.instructions() != "")
+        if mode == "serial":
+            assert len({*passes["decode"], *passes["prefill"]}) == 1
+        else:  # some are beside a prefill
+            assert not all(passes["decode"])
     assert ray.is_initialized()
     assert_ours_have_ended()
 
