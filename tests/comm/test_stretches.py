@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,8 +12,9 @@ from typing import Any
 
 import pytest
 from tests.comm.toy import DECODE, PREFILL, Recording, local_world
-from tests.comm.windows_in_memory import NoWaiter
+from tests.comm.windows_in_memory import NoWaiter, channel
 
+from interlace.comm import window_layout as at
 from interlace.comm.collectives import (
     Arrival,
     Exchange,
@@ -23,6 +26,7 @@ from interlace.comm.collectives import (
 from interlace.comm.driver import run_blocking
 from interlace.comm.errors import CollectiveTimeoutError, OrderError
 from interlace.comm.journal import Journal
+from interlace.comm.link import Link, LinkModel
 from interlace.comm.path import Op, Path, Ticket
 from interlace.comm.plan import PlanConfig, PlanState, StepPlan, plan
 from interlace.comm.post_order import PostOrder
@@ -460,3 +464,26 @@ def test_the_witness_refuses_a_crossing_with_a_ticket_that_is_not_next(
     tickets[nth] = replace(tickets[nth], **changes)
     with pytest.raises(OrderError, match=f"^rank 2: .*{words}"):
         PostOrder(2).admit_all(DECODE, "ep", tickets)
+
+
+def test_a_channel_asks_the_witness_and_packs_what_all_headers_must_say() -> None:
+    made_of: list[bytes] = []
+
+    def crosses(window: Any, messages: bytes) -> Any:
+        made_of.append(messages)
+
+    one, two, three = made().tickets
+    ends = channel(None, 0, (0,), posts=PostOrder(0), crosses=crosses)
+    assert ends.can_cross
+    with pytest.raises(OrderError, match="seq 0 decode/ep counts comes after"):
+        ends.cross((two, one))
+    assert made_of == []
+    assert ends.cross((three,)).timeout_s == 5.0
+    crc = zlib.crc32(b"combine")
+    assert made_of == [struct.pack("<qqqqII", 0, 2, 0, 2, crc, at.EXCHANGE)]
+
+
+def test_nothing_is_crossed_over_a_link_or_without_the_cpp() -> None:
+    link = Link(LinkModel(latency_us=10, gbit=8))
+    assert not channel(None, 0, (0,)).can_cross
+    assert not channel(None, 0, (0,), crosses=lambda window, messages: None, link=link).can_cross

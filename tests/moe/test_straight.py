@@ -1,8 +1,9 @@
 """A pass in one call has the bits of one that awaits every message, on the wire too."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.comm.windows_in_memory import EXTENSION
-from tests.moe.crossing import Ways
+from tests.moe.crossing import Ways, walk
 from tests.moe.driving import Ranks, describe, run_together
 
 from interlace.moe.config import ARCHITECTURES, read_config
@@ -139,6 +140,22 @@ def test_whoever_goes_straight_all_bits_are_the_same(
 @pytest.fixture
 def pair(folders: dict[str, Path]) -> Ranks:
     return Ranks(folders["odd"], read_config(folders["odd"]), world=2)
+
+
+def test_a_crossing_says_when_each_message_was_made_posted_and_settled(pair: Ranks) -> None:
+    ways, began = Ways(pair, (True, True)), time.monotonic()
+    walkers = ways.walkers(chunk(9, 0, 0), chunk(4, 0, 1))
+    walk(walkers)
+    for walker in walkers:
+        assert walker.crossing is not None
+        moments = walker.crossing.moments()
+        assert walker.crossing.at == len(moments) == len(ways.stages)
+        times = [began, *[one for moment in moments for one in moment[:4]], time.monotonic()]
+        assert times == sorted(times)
+        for resumed, computed, posted, settled, waited in moments:
+            assert resumed < computed
+            assert waited == pytest.approx(settled - posted, abs=1e-6)
+        assert all(one[3] == other[0] for one, other in pairwise(moments))
 
 
 @pytest.mark.slow
