@@ -16,10 +16,12 @@ from tests.moe.driving import Ranks, describe, run_together
 
 from interlace.moe.config import ARCHITECTURES, read_config
 from interlace.moe.description import Description
+from interlace.moe.experts import Expert
 from interlace.moe.kv_cache import KVCache
 from interlace.moe.model import ForwardOutput
 from interlace.moe.placement import Placement
 from interlace.moe.random_model import write_random_model
+from interlace.moe.straight import Straight
 
 pytestmark = [
     pytest.mark.skipif(EXTENSION is None, reason="built without a compiler"),
@@ -180,6 +182,23 @@ def test_layers_of_other_kinds_go_message_by_message(
 ) -> None:
     ranks = Ranks(tiny_folders[name], read_config(tiny_folders[name]), world=2)
     assert [weights.straight is not None for weights in ranks.weights] == [name in STRAIGHT] * 2
+
+
+def test_all_layers_must_have_our_kernels_and_nothing_but_experts_of_a_width(pair: Ranks) -> None:
+    layers = pair.weights[0].layers
+    (block, one), *_ = parts = [(layer.block, layer.mixture) for layer in layers]
+    wide = Expert(gate_ID=torch.ones(96, 48), up_ID=torch.ones(96, 48), down_DI=torch.ones(48, 96))
+    assert Straight.of(parts) is not None
+    for other in (
+        (None, one),
+        (block, wide),
+        (block, replace(one, shared=wide)),
+        (block, replace(one, experts=())),
+        (block, replace(one, experts=(*one.experts[:-1], wide))),
+    ):
+        assert Straight.of([parts[0], other]) is None
+        assert Straight.of([other, parts[1]]) is None
+    assert Straight.of([]) is None
 
 
 def test_only_a_path_that_is_asked_to_and_can_goes_straight(pair: Ranks) -> None:

@@ -66,12 +66,9 @@ def test_a_first_forward_pass_may_go_through_its_tickets_in_one_call() -> None:
     progress = Crossed()
     deadlines, moments = Deadlines(progress, LAUNCH), [(1.0, 2.0, 3.0, 4.0, 1.0)] * 2
     deadlines.expect(PATHS)
-    deadlines.crossed(tickets("prefill", 2), moments)
-    settle(deadlines, "decode", 1)
-    assert deadlines.patience() == 300.0
-    deadlines.crossed(tickets("prefill", 2), moments)
-    assert deadlines.patience() == 300.0
-    deadlines.crossed(tickets("decode", 2), moments)
+    for path in ("prefill", "prefill", "decode"):
+        assert deadlines.patience() == 300.0
+        deadlines.crossed(tickets(path, 2), moments)
     assert deadlines.patience() == 0.0
     deadlines.crossed(tickets("decode", 2), moments)
     assert [told[0].path for told, _ in progress.told] == ["prefill"] * 2 + ["decode"] * 2
