@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from interlace.comm.crossing import Crossing
 from interlace.comm.plan import StepPlan
 from interlace.rollout.cli import main
 from interlace.rollout.engine import Engine
@@ -48,6 +50,17 @@ def other_op(engine: Engine) -> None:
     sequencer.walk = other
 
 
+def end_in_a_crossing(number: int) -> None:
+    """By this signal, where a pass that goes straight waits for a message."""
+    poll = Crossing.poll
+
+    def ends(self: Crossing, handle: None) -> bool:
+        os.kill(os.getpid(), number)
+        return poll(self, handle)
+
+    Crossing.poll = ends  # type: ignore[method-assign]
+
+
 def fail(engine: Engine, fault: str) -> None:
     match fault:
         case "sleep":
@@ -60,6 +73,10 @@ def fail(engine: Engine, fault: str) -> None:
             raise ValueError("a shape that does not fit")
         case "other":
             other_op(engine)
+        case "crossing-stop":
+            end_in_a_crossing(signal.SIGSTOP)
+        case "crossing-kill":
+            end_in_a_crossing(signal.SIGKILL)
 
 
 def run() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,6 +179,18 @@ def test_a_failure_of_one_rank_is_one_error_on_all(fault: str, tmp_path: Path) -
 def test_rank_0_is_told_about_by_the_next(tmp_path: Path) -> None:
     """A C call that holds the interpreter: the rank cannot even say that it is stuck."""
     assert_told("gil", failed("gil", tmp_path, rank=0), rank=0)
+
+
+@pytest.mark.failures
+@pytest.mark.parametrize("fault", ["stop", "kill"])
+def test_a_rank_that_ends_inside_a_straight_pass_is_named_with_the_message(
+    fault: str, tmp_path: Path
+) -> None:
+    outcome = failed(f"crossing-{fault}", tmp_path, "mode=serial")
+    assert_told(fault, outcome)
+    (text,) = {text for _, text in outcome.said.values()}
+    awaited = r"^epoch 0 step \d+ seq \d+ (decode|prefill)/ep \d+\.(counts|dispatch|combine): "
+    assert re.match(awaited + "rank 1 is ", text), outcome.told
 
 
 @pytest.mark.failures
