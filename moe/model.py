@@ -132,15 +132,13 @@ class Model:
         chosen: list[torch.Tensor] = []
         in_pieces = context.preemptible and batch.num_rows >= PIECE_ROWS
         pages = None if in_pieces or context.tp_size > 1 else context.kv.pages
-        rows = shares.real
+        rows: slice | torch.Tensor | None = shares.real
         for index, layer in enumerate(weights.layers):
             if index == len(weights.layers) - 1 and context.waits:
                 rows = shares.asked(batch)
             if layer.block is not None and pages is not None:
                 x_UD, h_UD, routing = layer.block(x_UD, rotation, pages, index, batch)
-                x_UD = await self._mix(
-                    layer, context, dispatcher, index, x_UD, h_UD, routing, rows
-                )
+                x_UD = await self._mix(layer, context, dispatcher, index, x_UD, h_UD, routing, rows)
                 chosen.append(routing.topk_TK)
                 continue
             rows_TX = self.pre_attention(layer, x_UD)
@@ -172,9 +170,7 @@ class Model:
             x_UD, h_UD = self.post_attention(layer, x_UD, heads)
             if isinstance(layer.feed_forward, MixtureLayer):
                 routing = layer.feed_forward.route(h_UD)
-                x_UD = await self._mix(
-                    layer, context, dispatcher, index, x_UD, h_UD, routing, rows
-                )
+                x_UD = await self._mix(layer, context, dispatcher, index, x_UD, h_UD, routing, rows)
                 chosen.append(routing.topk_TK)
             else:
                 x_UD = self.add(x_UD, layer.feed_forward(h_UD))

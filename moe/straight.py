@@ -90,8 +90,8 @@ class Straight:
         rotation: tuple[torch.Tensor, torch.Tensor],
         batch: Batch,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[S, D] the last layer's residual of the rows that are asked for; [L, T, K] the experts that
-        rows went to."""
+        """[S, D] the last layer's residual of rows that are asked for; [L, T, K] the experts that
+        all rows went to."""
         pages, placement = context.kv.pages, context.expert_placement
         assert pages is not None
         num_rows = batch.num_rows
