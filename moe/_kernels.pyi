@@ -186,7 +186,8 @@ def straight(
 ) -> object:
     """A pass through all layers that is about to begin (native/straight.h). `pages_size`: elements
     of a layer's pages. `asked`: ascending rows, the only ones that the last layer's experts are
-    for, which come first in `x` in the end; 0 for all. `owned`: experts of each member."""
+    for, which come first in `x` in the end; `num_asked` is negative for all. `owned`: experts of
+    each member."""
 
 def go_on(run: object, crossing: int, /) -> int:
     """Compute as far as messages have come: 0 if it is through, 1 if it waits for one, 2 if there

@@ -116,7 +116,7 @@ class Straight:
             pages.pool.stride(0),
             self.width,
             0 if asked_S is None else asked_S.data_ptr(),
-            0 if asked_S is None else len(asked_S),
+            -1 if asked_S is None else len(asked_S),
             tuple(len(placement.experts_of(rank)) for rank in range(placement.ep_size)),
             self.layers,
         )

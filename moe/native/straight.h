@@ -54,7 +54,7 @@ class StraightOf : public Straight {
     width_ = next.size();
     const int64_t *asked = next.at<const int64_t>();
     const int64_t num_asked = next.size();
-    all_ = asked == nullptr;
+    all_ = num_asked < 0;
     if (!all_) asked_.assign(asked, asked + num_asked);
     PyObject *owned = next.object(), *layers = next.object();
     if (!next.good() || !take_owned(owned)) return false;
@@ -331,8 +331,8 @@ class StraightOf : public Straight {
   std::unique_ptr<T, Free> memory_;  // of a block, then `sum_` and `out_`
   T *sum_ = nullptr, *out_ = nullptr;  // [rows, hidden]
   std::vector<float> weights_;
-  std::vector<int64_t> chosen_of_asked_, places_, next_, counts_, received_, sent_, reads_, writes_, totals_, first_,
-      within_, ends_;
+  std::vector<int64_t> chosen_of_asked_, places_, next_, counts_, received_, sent_, reads_,
+      writes_, totals_, first_, within_, ends_;
   std::vector<const char *> parts_;
 };
 
