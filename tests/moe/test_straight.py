@@ -71,7 +71,8 @@ def decodes(num: int, at: int, rank: int) -> Description:
 
 
 def passes(world: int) -> list[list[Description]]:
-    """Everything there is, one after the other: prefill, decode, both, one rank alone, nothing."""
+    """Everything there is, one after the other: prefill, decode, both, one rank alone,
+    nothing, and rows of which few or none are asked for."""
     ranks, last = range(world), [NOTHING] * (world - 1)
     return [
         [chunk(70 - 33 * rank % 70, 0, rank) for rank in ranks],
@@ -84,6 +85,8 @@ def passes(world: int) -> list[list[Description]]:
         ],
         [NOTHING] * world,
         [*last, chunk(37, 20, 2)],
+        [replace(chunk(9 + rank, 57, rank), sample_rows=(2, 8)[rank:]) for rank in ranks],
+        [replace(chunk(4, 67, rank), sample_rows=()) for rank in ranks],
         [chunk(1, 76, 0), *last],
     ]
 
@@ -142,6 +145,16 @@ def test_whoever_goes_straight_all_bits_are_the_same(
 @pytest.fixture
 def pair(folders: dict[str, Path]) -> Ranks:
     return Ranks(folders["odd"], read_config(folders["odd"]), world=2)
+
+
+@pytest.mark.parametrize("asked", [(8, 2), (0, 5, 5), (3,) * 9, tuple(range(9))[::-1]])
+def test_rows_are_asked_for_in_any_order_and_more_than_once(
+    pair: Ranks, asked: tuple[int, ...]
+) -> None:
+    descriptions = [replace(chunk(9, 0, 0), sample_rows=asked), chunk(5, 0, 1)]
+    expected = without_windows(pair, descriptions)
+    for cross in some_of(2):
+        assert_same(Ways(pair, cross).run(*descriptions), expected)
 
 
 def test_a_crossing_says_when_each_message_was_made_posted_and_settled(pair: Ranks) -> None:
