@@ -45,6 +45,11 @@ class _Computation:
     """Where it has stopped, if it is not done."""
     output: Any = None
 
+    @property
+    def over(self) -> bool:
+        """The forward pass has returned."""
+        return self.done and self.request is None
+
 
 @dataclass(slots=True, kw_only=True)
 class _Outstanding:
@@ -322,7 +327,8 @@ class Sequencer:
         in flight that could use the time; how many it has issued."""
         ticket = plan.tickets[index]
         path, key = ticket.path, (ticket.path, ticket.op.role)
-        if path not in plan.start or self._outstanding or self._ahead or key not in self._crossings:
+        busy = self._outstanding or not all(one.over for one in self._ahead.values())
+        if path not in plan.start or busy or key not in self._crossings:
             return 0
         self._admit(ticket)
         self._progress.computing(ticket)

@@ -16,7 +16,7 @@ namespace {
 
 using interlace::Crossing;
 
-enum Outcome { THROUGH = 0, WAITS = 1, FAULT = 2, NO_MEMORY = 3, WRONG = 4 };
+enum Outcome { THROUGH = 0, WAITS = 1, FAULT = 2, NO_MEMORY = 3, WRONG = 4, UNALIGNED = 5 };
 enum Spent { BLOCK, DEALING, EXPERTS, SUMS, NUM_SPENT };
 constexpr int OVERWRITTEN = 2;  // of comm/window_layout.py
 
@@ -111,6 +111,7 @@ class StraightOf : public Straight {
 
  private:
   static constexpr Py_ssize_t NUM_OF_LAYER = 17;  // arguments of Block::take_layer
+  static constexpr auto UNIT_BYTES = static_cast<intptr_t>(interlace::UNIT * sizeof(T));
 
   bool take_owned(PyObject *owned) {
     const Py_ssize_t num = PyTuple_Check(owned) ? PyTuple_GET_SIZE(owned) : 0;
@@ -223,6 +224,7 @@ class StraightOf : public Straight {
     parts_.resize(c.members);
     for (int64_t member = 0; member < c.members; member++) {
       if (!c.look(member, row_bytes(received_[member]), &parts_[member])) return FAULT;
+      if ((parts_[member] - parts_[0]) % UNIT_BYTES != 0) return UNALIGNED;
     }
     const int64_t own = owned_[c.me];
     int64_t num_rows = 0;
@@ -270,6 +272,7 @@ class StraightOf : public Straight {
   Outcome mixed(Crossing &c) {
     for (int64_t member = 0; member < c.members; member++) {
       if (!c.look(member, row_bytes(sent_[member]), &parts_[member])) return FAULT;
+      if ((parts_[member] - parts_[0]) % UNIT_BYTES != 0) return UNALIGNED;
     }
     const int64_t num_slots = rows_ * top_k_;
     ends_.clear();
@@ -299,10 +302,9 @@ class StraightOf : public Straight {
   // Where the nth row of a member's part lies behind the first member's part, in units: slots begin
   // on pages and their payloads on lines, and rows are whole units.
   int64_t place_of(int64_t member, int64_t nth) const {
-    constexpr auto unit_bytes = static_cast<intptr_t>(interlace::UNIT * sizeof(T));
     const intptr_t begin = reinterpret_cast<intptr_t>(parts_[0]);
     const intptr_t row = reinterpret_cast<intptr_t>(parts_[member]) + row_bytes(nth);
-    return (row - begin) / unit_bytes;
+    return (row - begin) / UNIT_BYTES;
   }
 
   void release(Crossing &c, const std::vector<int64_t> &num) {
@@ -364,6 +366,10 @@ PyObject *go_on(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
   outcome = straight->go_on(*crossing);
   Py_END_ALLOW_THREADS;
   if (outcome == NO_MEMORY) return PyErr_NoMemory();
+  if (outcome == UNALIGNED) {
+    PyErr_SetString(PyExc_ValueError, "the members' windows must lie on pages of their own");
+    return nullptr;
+  }
   if (outcome != WRONG) return PyLong_FromLong(outcome);
   PyErr_Format(PyExc_ValueError, "a crossing of %lld messages between %lld members is not this pass's",
                static_cast<long long>(crossing->num), static_cast<long long>(crossing->members));

@@ -211,8 +211,8 @@ def test_tickets_hashes_and_the_journal_are_those_of_single_messages() -> None:
     [
         ("multiplexed", "plan", []),
         ("multiplexed", "turnstile", [[0, 1, 2]]),
-        ("multiplexed", "global_enqueue", [[0, 1, 2]]),
-        ("whole_forward", "plan", [[0, 1, 2]]),
+        ("multiplexed", "global_enqueue", [[0, 1, 2], [3, 4, 5]]),
+        ("whole_forward", "plan", [[0, 1, 2], [3, 4, 5]]),
     ],
 )
 def test_a_pass_with_another_in_between_or_in_flight_goes_one_by_one(
