@@ -18,6 +18,9 @@ from interlace.rollout.figures import figures
 STRATEGIES = get_args(Strategy)
 PAIRS = list(itertools.product(STRATEGIES, STRATEGIES))
 COLLECTIVES = {"all_to_all": 3, "fixed": 2, "gather": 2}
+SPLIT_COLLECTIVES = {"all_to_all": 5, "fixed": 4, "gather": 4, "replicated": 2}
+"""The same where attention is split over the ranks; those at a pass's end are left out."""
+SPLIT_AT_END = {"all_to_all": 3, "fixed": 3, "gather": 3, "replicated": 1}
 NUM_LAYERS = 4
 
 
@@ -58,8 +61,10 @@ def reference() -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("prefill", "decode"), PAIRS)
 def test_one_digest_whatever_the_strategies(prefill: str, decode: str, reference: str) -> None:
+    tp = 2 if "replicated" in (prefill, decode) else 1
     found = played(
         "layout.world=2",
+        f"layout.tp={tp}",
         "launch.serial_device_slots=2",
         f"launch.interleaving_seed={PAIRS.index((prefill, decode))}",
         f"dispatch.prefill={prefill}",
@@ -67,7 +72,11 @@ def test_one_digest_whatever_the_strategies(prefill: str, decode: str, reference
     )
     assert found.digest == reference
     assert found.coexisting > 0.3
-    assert found.decode_tickets == {NUM_LAYERS * COLLECTIVES[decode]}
+    if tp == 1:
+        assert found.decode_tickets == {NUM_LAYERS * COLLECTIVES[decode]}
+    else:
+        num = NUM_LAYERS * SPLIT_COLLECTIVES[decode] + SPLIT_AT_END[decode]
+        assert found.decode_tickets == {num}
 
 
 @pytest.mark.slow
@@ -107,5 +116,10 @@ def test_a_path_of_mixed_work_follows_prefill_and_its_bound_covers_both() -> Non
 
 
 def test_an_unknown_strategy_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"(?s)dispatch.decode.*'all_to_all', 'fixed' or 'gather'"):
+    with pytest.raises(ValueError, match=r"(?s)dispatch.decode.*'fixed', 'gather' or 'repl"):
         configured("dispatch.decode=broadcast")
+
+
+def test_replicated_rows_are_of_one_group() -> None:
+    with pytest.raises(ValueError, match=r"(?s)dispatch.prefill=replicated needs the 4 ranks"):
+        configured("dispatch.prefill=replicated", "layout.world=4", "layout.tp=2")
