@@ -23,6 +23,7 @@ from .compose import blocks_for, compose
 from .deadlines import Deadlines
 from .memory import agreed_minimum
 from .processes import ProcessTransport
+from .rare_collections import rare_collections
 from .silent_ranks import end_silent_ranks
 from .transport import Transport
 
@@ -141,7 +142,7 @@ def _run(
     emit(rank.ready)
     ready_at = time.process_time()
     deadlines.expect(rank.paths)
-    with rank.stager:
+    with rank.stager, rare_collections():
         journal = drive(rank.engine.run(), deadlines.patience)
     return report(transport.rank, journal, time.process_time() - ready_at)
 

@@ -37,7 +37,7 @@ BLOCK_SIZES = (None, 16, 32)
 
 INTERLACE_JOB = (
     "layout.world=2",
-    "scheduler.chunk_tokens=1024",
+    "scheduler.chunk_tokens=512",
     "scheduler.max_running=32",
     "sampling.temperature=0",
     "environments.num_processes=1",
