@@ -53,11 +53,12 @@ class Work:
         assert config.mixture is not None
         assert isinstance(config.attention, GroupedQuery)
         self._expert_size, self._attention = config.mixture.expert_size, config.attention
+        self._vocab_size = config.vocab_size
         heads = 2 * (config.attention.num_heads + config.attention.num_kv_heads)
         self._block_size = config.hidden_size * (
             heads * config.attention.head_dim + config.num_experts
         )
-        self.on = False
+        self.on = self._in_one = False
         self.flops: dict[str, float] = defaultdict(float)
         self.bytes: dict[str, float] = defaultdict(float)
 
@@ -67,10 +68,18 @@ class Work:
         self.bytes.clear()
         return found
 
+    def goes_straight(self, fits: bool) -> bool:
+        """Whether a pass that could does: one that is counted goes call by call, and what it would
+        have done in blocks is theirs."""
+        self._in_one = fits
+        return fits and not self.on
+
     def product(self, linear: Linear, x_TK: Any) -> None:
         size = x_TK.shape[1] * linear.num_outputs
+        in_block = self._in_one and linear.num_outputs != self._vocab_size
         if len(x_TK):
-            self._add("products", 2.0 * len(x_TK) * size, 2.0 * size)
+            part = "block" if in_block else "products"
+            self._add(part, 2.0 * len(x_TK) * size, 2.0 * size)
 
     def experts(self, experts: Any, x_ND: Any, counts_X: Any, **_: Any) -> None:
         size = 3 * x_ND.shape[1] * self._expert_size
@@ -78,7 +87,7 @@ class Work:
         self._add("experts", 2.0 * sum(counts_X) * size, 2.0 * busy * size)
 
     def attend(self, q_THE: Any, pages: Any, layer: int, batch: Batch, *, scale: float) -> None:
-        self._add("attention", *self._attended(batch))
+        self._add("block" if self._in_one else "attention", *self._attended(batch))
 
     def block(
         self, block: AttentionBlock, x_TD: Any, rotation: Any, pages: Any, index: int, batch: Batch
@@ -140,7 +149,7 @@ def watched(watch: Stopwatch, work: Work) -> Iterator[None]:
         put(AttentionBlock, "__call__", watch.of("block", block))
         put(Linear, "__call__", watch.of("products", product))
         fits = Straight.fits
-        put(Straight, "fits", lambda own, context: not work.on and fits(own, context))
+        put(Straight, "fits", lambda own, context: work.goes_straight(fits(own, context)))
         put(straight, "go_on", watch.of_parts("waiting", straight.go_on, _spent))
         put(mixture, "apply_experts", watch.of("experts", apply))
         put(grouped_query, "paged_attention", watch.of("attention", attend))
