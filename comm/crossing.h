@@ -39,7 +39,8 @@ struct WindowFunctions {
   int64_t (*now)();
 };
 
-constexpr int OVER_CAPACITY = 5;  // beside what `take` may find
+// What may be wrong with a message; the last only where it is crossed.
+constexpr int NOT_THERE = 1, OVERWRITTEN = 2, MISMATCH = 3, CANARY = 4, OVER_CAPACITY = 5;
 
 struct Crossing {
   const WindowFunctions *functions;
@@ -79,10 +80,10 @@ struct Crossing {
     return found == 0;
   }
   // To be called once what was looked at has been used.
-  bool leave(int overwritten) {
+  bool leave() {
     for (int64_t whose = 0; whose < members; whose++) {
       if (functions->intact(window, messages[at], whose)) continue;
-      fault = overwritten, member = whose, num_bytes = 0;
+      fault = OVERWRITTEN, member = whose, num_bytes = 0;
       return false;
     }
     at++;

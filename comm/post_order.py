@@ -36,13 +36,7 @@ class PostOrder:
     def admit(self, path: str, role: str, request: Collective, ticket: Ticket) -> None:
         """Called by the communicator of (path, role) before it does anything. Raises OrderError,
         naming this ticket and the one posted before it."""
-        if (
-            ticket.seq > self._seq
-            and ticket.path == path
-            and ticket.op.role == role
-            and ticket.epoch == self.epoch
-            and self._asked.pop(path, request) is request
-        ):
+        if self._is_next(path, role, ticket) and self._asked.pop(path, request) is request:
             self._seq, self._last = ticket.seq, ticket
             return
         raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}: nothing was posted")
@@ -50,14 +44,17 @@ class PostOrder:
     def admit_all(self, path: str, role: str, tickets: Sequence[Ticket]) -> None:
         """The same of posts one behind the other, whose requests are made on the way."""
         for ticket in tickets:
-            if not (
-                ticket.seq > self._seq
-                and ticket.path == path
-                and ticket.op.role == role
-                and ticket.epoch == self.epoch
-            ):
+            if not self._is_next(path, role, ticket):
                 raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}")
             self._seq, self._last = ticket.seq, ticket
+
+    def _is_next(self, path: str, role: str, ticket: Ticket) -> bool:
+        return (
+            ticket.seq > self._seq
+            and ticket.path == path
+            and ticket.op.role == role
+            and ticket.epoch == self.epoch
+        )
 
     def _why(self, path: str, role: str, ticket: Ticket) -> str:
         if ticket.epoch != self.epoch:

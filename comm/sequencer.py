@@ -52,11 +52,20 @@ class _Computation:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Outstanding:
+class _Where:
+    """Whose ticket is waited for; put into words only where somebody asks."""
+
     rank: int
+    ticket: Ticket
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.ticket}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outstanding(_Where):
     communicator: Communicator
     handle: Any
-    ticket: Ticket
     computation: _Computation
     """What led to it."""
     posted_at: float
@@ -65,19 +74,6 @@ class _Outstanding:
     @property
     def finishing(self) -> tuple[Communicator, Any]:
         return self.communicator, self.handle
-
-    def __str__(self) -> str:
-        """Whose result it is."""
-        return f"rank {self.rank}: {self.ticket}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Where:
-    rank: int
-    ticket: Ticket
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}: {self.ticket}"
 
 
 Crosses = Callable[[Sequence[Ticket]], Crossing]

@@ -28,13 +28,16 @@
 
 namespace {
 
+using interlace::CANARY;
 using interlace::Crossing;
 using interlace::Message;
+using interlace::MISMATCH;
 using interlace::Moments;
+using interlace::NOT_THERE;
+using interlace::OVERWRITTEN;
 
 constexpr Py_ssize_t LINE = 64, PAGE = 4096, CANARY_BYTES = 8;
 constexpr int GATHER = 1, EXCHANGE = 2;
-constexpr int NOT_THERE = 1, OVERWRITTEN = 2, MISMATCH = 3, CANARY = 4;
 constexpr uint64_t MAGIC_VALUE = 0x6563616C7265746EULL, CANARY_VALUE = 0x9E3779B97F4A7C15ULL;
 constexpr Py_ssize_t MAX_MEMBERS = 1024;
 constexpr Py_ssize_t LONG_COPY = 64 * 1024;  // from here on other threads may run meanwhile

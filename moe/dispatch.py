@@ -123,9 +123,7 @@ class AllToAllDispatcher:
         )
         ends = tuple(accumulate(self._experts_per_rank, initial=0))
         self._experts_of_rank = tuple(pairwise(ends))
-        order = placement.order
-        contiguous = order == tuple(range(placement.num_experts))
-        self._rank_in_order_X = None if contiguous else np.argsort(np.array(order))
+        self._rank_in_order_X = None if placement.in_order else np.argsort(placement.order)
 
     async def dispatch(self, stage: str, x_TD: torch.Tensor, topk_TK: torch.Tensor) -> Dispatched:
         rows, place_TK, counts_X = self._pack(x_TD, topk_TK)

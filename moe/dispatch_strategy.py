@@ -14,6 +14,8 @@ from .dispatch_replicated import ReplicatedDispatcher
 from .placement import Placement
 
 Strategy = Literal["all_to_all", "fixed", "gather", "replicated"]
+READ_COUNTS: tuple[Strategy, ...] = ("all_to_all", "replicated")
+"""Those whose sizes are counts that the host reads, and waits for."""
 
 
 def dispatcher_of(
@@ -33,7 +35,7 @@ def dispatcher_of(
     or `replicated` must not wait: their sizes are counts that the host reads.
     """
     if not waits:
-        if strategy in ("all_to_all", "replicated"):
+        if strategy in READ_COUNTS:
             raise ValueError(
                 f"dispatch {strategy} reads counts back, so it cannot go without waiting: choose "
                 "fixed or gather"

@@ -37,6 +37,11 @@ class Placement:
         return tuple(expert for expert, owner in enumerate(self.owners) if owner == rank)
 
     @property
+    def in_order(self) -> bool:
+        """Whether experts are sent by their ids."""
+        return self.order == tuple(range(self.num_experts))
+
+    @property
     def order(self) -> tuple[int, ...]:
         """All experts as they are sent: by owner, then by id."""
         return tuple(sorted(range(self.num_experts), key=lambda expert: self.owners[expert]))

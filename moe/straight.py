@@ -73,13 +73,12 @@ class Straight:
     def fits(self, context: PathContext) -> bool:
         """Whether a path's passes are to go straight, and can: all heads are this rank's, and rows
         are dispatched by counts, to experts in their own order."""
-        order = context.expert_placement.order
         return (
             context.straight
             and context.kv.pages is not None
             and context.tp_size == 1
             and context.dispatch == "all_to_all"
-            and order == tuple(range(len(order)))
+            and context.expert_placement.in_order
         )
 
     async def cross(

@@ -9,6 +9,35 @@
 
 namespace {
 
+// `next_of` has the number of rows of expert e at e + 1; then where each expert's rows begin.
+inline void add_up(int64_t *next_of, int64_t experts) {
+  for (int64_t expert = 0; expert < experts; expert++) next_of[expert + 1] += next_of[expert];
+}
+
+// A row for each id at the next place of the expert that it names; `places` gets where.
+inline void place_rows(char *to, int64_t *places, int64_t *next_of, const char *rows,
+                       int64_t row_bytes, int64_t stride_bytes, const int64_t *ids,
+                       int64_t num_ids, int64_t top_k) {
+  for (int64_t nth = 0; nth < num_ids; nth++) {
+    const int64_t at = next_of[ids[nth]]++;
+    places[nth] = at;
+    std::memcpy(to + at * row_bytes, rows + nth / top_k * stride_bytes,
+                static_cast<size_t>(row_bytes));
+  }
+}
+
+// Rows that came from several members, each one's sorted by expert: which are the first expert's,
+// member by member, and so on. `counts` is [members, experts]; `next_of` is zero at first.
+inline void order_rows(int64_t *order, int64_t *next_of, const int64_t *counts, int64_t members,
+                       int64_t experts) {
+  for (int64_t nth = 0; nth < members * experts; nth++) next_of[nth % experts + 1] += counts[nth];
+  add_up(next_of, experts);
+  int64_t row = 0;
+  for (int64_t nth = 0; nth < members * experts; nth++) {
+    for (int64_t left = counts[nth]; left > 0; left--) order[next_of[nth % experts]++] = row++;
+  }
+}
+
 // Rows dealt out by expert: for each expert in its order the rows that go to it, by row and slot.
 PyObject *deal(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
   Arguments next(args, nargs, 10);
@@ -28,16 +57,9 @@ PyObject *deal(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
     if (good) next_of[ids[nth] + 1]++;
   }
   if (good) {
-    for (int64_t expert = 0; expert < experts; expert++) {
-      counts[expert] = next_of[expert + 1];
-      next_of[expert + 1] += next_of[expert];
-    }
-    for (int64_t nth = 0; nth < num_ids; nth++) {
-      const int64_t at = next_of[ids[nth]]++;
-      places[nth] = at;
-      std::memcpy(to + at * row_bytes, rows + nth / top_k * stride_bytes,
-                  static_cast<size_t>(row_bytes));
-    }
+    std::memcpy(counts, next_of + 1, static_cast<size_t>(experts) * sizeof *counts);
+    add_up(next_of, experts);
+    place_rows(to, places, next_of, rows, row_bytes, stride_bytes, ids, num_ids, top_k);
   }
   std::free(next_of);
   if (good) Py_RETURN_NONE;
@@ -46,8 +68,7 @@ PyObject *deal(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
   return nullptr;
 }
 
-// Rows that came from several members, each one's sorted by expert: which are the first expert's,
-// member by member, and so on. `counts` is [members, experts].
+// `order_rows` for Python.
 PyObject *by_expert(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
   Arguments next(args, nargs, 4);
   int64_t *order = next.at<int64_t>();
@@ -56,20 +77,7 @@ PyObject *by_expert(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
   if (!next.good()) return nullptr;
   auto *next_of = static_cast<int64_t *>(std::calloc(static_cast<size_t>(experts) + 1, 8));
   if (next_of == nullptr) return PyErr_NoMemory();
-  for (int64_t member = 0; member < members; member++) {
-    for (int64_t expert = 0; expert < experts; expert++) {
-      next_of[expert + 1] += counts[member * experts + expert];
-    }
-  }
-  for (int64_t expert = 0; expert < experts; expert++) next_of[expert + 1] += next_of[expert];
-  int64_t row = 0;
-  for (int64_t member = 0; member < members; member++) {
-    for (int64_t expert = 0; expert < experts; expert++) {
-      for (int64_t left = counts[member * experts + expert]; left > 0; left--) {
-        order[next_of[expert]++] = row++;
-      }
-    }
-  }
+  order_rows(order, next_of, counts, members, experts);
   std::free(next_of);
   Py_RETURN_NONE;
 }

@@ -11,6 +11,7 @@
 
 #include "../../comm/crossing.h"
 #include "attention_block.h"
+#include "dealing.h"
 
 namespace {
 
@@ -18,7 +19,6 @@ using interlace::Crossing;
 
 enum Outcome { THROUGH = 0, WAITS = 1, FAULT = 2, NO_MEMORY = 3, WRONG = 4, UNALIGNED = 5 };
 enum Spent { BLOCK, DEALING, EXPERTS, SUMS, NUM_SPENT };
-constexpr int OVERWRITTEN = 2;  // of comm/window_layout.py
 
 struct Free {
   void operator()(void *memory) const { std::free(memory); }
@@ -198,22 +198,19 @@ class StraightOf : public Straight {
       if (!c.look(member, static_cast<uint64_t>(own) * 8, &part)) return FAULT;
       std::memcpy(counts_.data() + member * own, part, static_cast<size_t>(own) * 8);
     }
-    if (!c.leave(OVERWRITTEN)) return FAULT;
+    if (!c.leave()) return FAULT;
     for (int64_t nth = 0; nth < c.members * own; nth++) received_[nth / own] += counts_[nth];
     sent_.assign(c.members, 0);
     int64_t expert = 0;
     for (int64_t member = 0; member < c.members; member++) {
       for (int64_t left = owned_[member]; left > 0; left--) sent_[member] += next_[++expert];
     }
-    for (int64_t nth = 0; nth < experts_; nth++) next_[nth + 1] += next_[nth];
+    add_up(next_.data(), experts_);
     const int64_t num_slots = rows_ * top_k_;
     char *to = c.begin(c.at, row_bytes(num_slots));
     if (to == nullptr) return FAULT;
-    for (int64_t nth = 0; nth < num_slots; nth++) {
-      const int64_t place = next_[chosen_[nth]]++;
-      places_[nth] = place;
-      std::memcpy(to + row_bytes(place), out_ + nth / top_k_ * hidden_, row_bytes(1));
-    }
+    place_rows(to, places_.data(), next_.data(), reinterpret_cast<const char *>(out_),
+               row_bytes(1), row_bytes(1), chosen_, num_slots, top_k_);
     release(c, sent_);
     note(c, DEALING);
     return WAITS;
@@ -227,29 +224,21 @@ class StraightOf : public Straight {
       if ((parts_[member] - parts_[0]) % UNIT_BYTES != 0) return UNALIGNED;
     }
     const int64_t own = owned_[c.me];
-    int64_t num_rows = 0;
-    for (int64_t member = 0; member < c.members; member++) num_rows += received_[member];
-    // Expert by expert, member by member: where a row lies, and whose its output is.
-    reads_.clear();
-    writes_.clear();
-    totals_.assign(own, 0);
-    first_.clear();
-    for (int64_t member = 0, first = 0; member < c.members; member++) {
-      first_.push_back(first);
-      first += received_[member];
-    }
-    within_.assign(c.members, 0);
-    for (int64_t expert = 0; expert < own; expert++) {
-      for (int64_t member = 0; member < c.members; member++) {
-        const int64_t num = counts_[member * own + expert];
-        totals_[expert] += num;
-        for (int64_t left = num; left > 0; left--) {
-          const int64_t nth = within_[member]++;
-          reads_.push_back(place_of(member, nth));
-          writes_.push_back(first_[member] + nth);
-        }
+    arrived_.clear();
+    for (int64_t member = 0; member < c.members; member++) {
+      for (int64_t nth = 0; nth < received_[member]; nth++) {
+        arrived_.push_back(place_of(member, nth));
       }
     }
+    const auto num_rows = static_cast<int64_t>(arrived_.size());
+    totals_.assign(own, 0);
+    for (int64_t nth = 0; nth < c.members * own; nth++) totals_[nth % own] += counts_[nth];
+    // Outputs go back as rows came.
+    writes_.resize(num_rows);
+    next_.assign(own + 1, 0);
+    order_rows(writes_.data(), next_.data(), counts_.data(), c.members, own);
+    reads_.clear();
+    for (int64_t row : writes_) reads_.push_back(arrived_[row]);
     char *to = c.begin(c.at + 1, row_bytes(num_rows));
     if (to == nullptr) return FAULT;
     interlace::ExpertPass<T> pass = {};
@@ -263,7 +252,7 @@ class StraightOf : public Straight {
     note(c, DEALING);
     if (num_rows > 0 && !kernels_.experts(pass)) return NO_MEMORY;
     note(c, EXPERTS);
-    if (!c.leave(OVERWRITTEN)) return FAULT;
+    if (!c.leave()) return FAULT;
     release(c, received_);
     return WAITS;
   }
@@ -292,7 +281,7 @@ class StraightOf : public Straight {
     mix.factor = layers_[at_].block.after.factor;
     kernels_.mix(mix);
     note(c, SUMS);
-    return c.leave(OVERWRITTEN) ? THROUGH : FAULT;
+    return c.leave() ? THROUGH : FAULT;
   }
 
   uint64_t row_bytes(int64_t num) const {
@@ -333,8 +322,8 @@ class StraightOf : public Straight {
   std::unique_ptr<T, Free> memory_;  // of a block, then `sum_` and `out_`
   T *sum_ = nullptr, *out_ = nullptr;  // [rows, hidden]
   std::vector<float> weights_;
-  std::vector<int64_t> chosen_of_asked_, places_, next_, counts_, received_, sent_, reads_,
-      writes_, totals_, first_, within_, ends_;
+  std::vector<int64_t> chosen_of_asked_, places_, next_, counts_, received_, sent_, arrived_, reads_,
+      writes_, totals_, ends_;
   std::vector<const char *> parts_;
 };
 

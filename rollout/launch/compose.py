@@ -23,6 +23,7 @@ from interlace.comm.window import WindowCommunicator
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.context import PathContext
 from interlace.moe.description import Description
+from interlace.moe.dispatch_strategy import READ_COUNTS
 from interlace.moe.kv_cache import BLOCK_SIZE, KVCache, attention_planes, bytes_per_block
 from interlace.moe.model import Model
 from interlace.moe.placement import Placement
@@ -125,10 +126,7 @@ def compose(
             buckets=work == ("decode",) and not waits,
         )
         for name, work in _works(config.mode).items()
-        for waits in [
-            transport.device.type == "cpu"
-            or config.dispatch.of(work) in ("all_to_all", "replicated")
-        ]
+        for waits in [transport.device.type == "cpu" or config.dispatch.of(work) in READ_COUNTS]
     }
     paths = _paths(config, model, weights, contexts, transport)
     mine = tuple(path for path in paths if rank in path.members)

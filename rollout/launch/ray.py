@@ -19,7 +19,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -52,7 +51,7 @@ from .environment_line import EnvironmentLine
 from .launcher import EventSink, LaunchError
 from .rank_actor import RankActor
 from .roll_call import RollCall
-from .wire import MAX_FOLDER, Door, Wire
+from .wire import Door, Wire, socket_folder
 
 _POLL_S = 1.0
 _GRACE_S = 5.0
@@ -412,8 +411,7 @@ class Cluster:
             self._closing.wait()
 
     def _local(self, stack: contextlib.ExitStack) -> dict[str, Any]:
-        tmp = tempfile.gettempdir()
-        folder = tempfile.mkdtemp(prefix="ray-", dir=tmp if len(tmp) <= MAX_FOLDER else "/tmp")
+        folder = socket_folder("ray-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         return {
             "address": "local",

@@ -12,9 +12,15 @@ import threading
 
 from interlace.envs.frames import HEADER
 
-MAX_FOLDER = len("/tmp/of a length that leaves room")
+_MAX_FOLDER = len("/tmp/of a length that leaves room")
 """For a folder with sockets in it: the path of a socket has at most 107 characters."""
 _MOST_AT_ONCE = 1 << 16
+
+
+def socket_folder(prefix: str) -> str:
+    """A new folder, only this user's, in which sockets can be."""
+    tmp = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix=prefix, dir=tmp if len(tmp) <= _MAX_FOLDER else "/tmp")
 
 
 class Door:
@@ -24,9 +30,7 @@ class Door:
     """
 
     def __init__(self) -> None:
-        tmp = tempfile.gettempdir()
-        short = tmp if len(tmp) <= MAX_FOLDER else "/tmp"
-        self._folder = tempfile.mkdtemp(prefix="interlace-", dir=short)  # only the user's
+        self._folder = socket_folder("interlace-")
         self.path = f"{self._folder}/door"
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(self.path)
