@@ -22,7 +22,7 @@ struct Message {
 struct Moments {
   int64_t resumed;  // the computation up to it began
   int64_t computed, posted, settled;
-  int64_t waited;  // of the time between posted and settled
+  int64_t waited;  // of the time between posted and settled, with nothing to compute
 };
 
 struct WindowFunctions {
@@ -50,6 +50,8 @@ struct Crossing {
   Moments *moments;
   int64_t spin_ns;
   int64_t at;  // the message that is being crossed
+  int64_t resumed;  // when the computation up to it began
+  int64_t asked;    // since when nothing is left to do but to wait for it; 0: there is
   // What was wrong with it, at which member, and the bytes that were owed or did not fit.
   int fault;
   int64_t member;
@@ -60,18 +62,21 @@ struct Crossing {
     if (place == nullptr) at = nth, fault = OVER_CAPACITY, member = me, num_bytes = size;
     return place;
   }
-  void release(const uint64_t *counts, uint64_t size) {
+  // `computed`: when the computation was over; 0: now.
+  void release(const uint64_t *counts, uint64_t size, int64_t computed = 0) {
     Moments &of = moments[at];
-    of.resumed = at == 0 ? of.resumed : moments[at - 1].settled;
-    of.computed = functions->now();
+    of.resumed = resumed;
+    of.computed = computed == 0 ? functions->now() : computed;
     functions->release(window, messages[at], counts, size);
     of.posted = functions->now();
   }
   bool arrived() {
+    if (asked == 0) asked = functions->now();
     if (!functions->arrived(window, messages[at], spin_ns)) return false;
     Moments &of = moments[at];
-    of.settled = functions->now();
-    of.waited = of.settled - of.posted;
+    of.settled = resumed = functions->now();
+    of.waited = of.settled - asked;
+    asked = 0;
     return true;
   }
   bool look(int64_t whose, uint64_t owed, const char **part) {

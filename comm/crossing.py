@@ -40,6 +40,12 @@ class Crossing:
     While it waits for one it is to a driver as a communicator with a single collective.
     """
 
+    abreast: tuple[Crossing, ...]
+    """Those whose messages go by turns, in that order: alone, or this one among others."""
+    run: object | None = None
+    """What computes between the messages, once its pass is ready. Those that are abreast go on only
+    together."""
+
     def __init__(
         self,
         native: NativeCrossing,
@@ -48,7 +54,7 @@ class Crossing:
         error: Callable[[int, tuple[int, int, int, bytes]], CommunicationError],
     ) -> None:
         """`error(nth, fault)`: in words, what is wrong with a message."""
-        self.timeout_s = timeout_s
+        self.timeout_s, self.abreast = timeout_s, (self,)
         self._native, self._error = native, error
 
     @property
@@ -65,11 +71,10 @@ class Crossing:
         """Of those that have been crossed."""
         return self._native.moments()
 
-    def error(self) -> CommunicationError:
-        """What the pass has found wrong."""
+    def error(self) -> CommunicationError | None:
+        """What the pass has found wrong, if anything."""
         fault = self._native.fault()
-        assert fault is not None, "nothing is wrong"
-        return self._error(self.at, fault)
+        return None if fault is None else self._error(self.at, fault)
 
     def poll(self, handle: None) -> bool:
         """Whether the message it waits for is there."""

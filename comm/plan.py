@@ -13,7 +13,7 @@ from .path import Op, Path, Ticket
 from .proposal import Proposal
 
 Mode = Literal["serial", "chunked", "whole_forward", "multiplexed", "disaggregated"]
-Policy = Literal["plan", "turnstile", "global_enqueue"]
+Policy = Literal["plan", "abreast", "turnstile", "global_enqueue"]
 
 _SPREADING = ("multiplexed", "disaggregated")
 
@@ -36,8 +36,9 @@ class PlanConfig:
     park_ms: int = 5
     policy: Policy = "plan"
     """How `multiplexed` orders a step in which both paths run. plan: decode's tickets among
-    prefill's boundaries, as the work between these asks for. turnstile: all of decode's, a meeting
-    of all ranks, then one boundary of prefill. global_enqueue: a whole prefill, then decode."""
+    prefill's boundaries, as the work between these asks for. abreast: a whole prefill, its tickets
+    and decode's by turns. turnstile: all of decode's, a meeting of all ranks, then one boundary of
+    prefill. global_enqueue: a whole prefill, then decode."""
     layers_per_boundary: int = 0
     """Prefill stops for decode behind so many whole layers; 0: behind every collective."""
 
@@ -94,7 +95,8 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
     start. `chunked` needs no rule: its one path does both. `disaggregated` spreads as `multiplexed`
     does, over paths of different ranks; a transfer between them begins and ends in the step in
     which any leader has something to send, and its tickets come first, by turns with those of the
-    others.
+    others. With policy `abreast` a prefill of mode `multiplexed` ends in the step in which it
+    begins.
 
     Once every rank holds a newer weight version, the step ends all prefill in flight and begins
     none that would outlast it; the version changes between this step and the next.
@@ -125,7 +127,7 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
         size = len(path.program)
         split = not (path.whole or update) and config.mode in _SPREADING and decoding > 0
         num = size - position[path.name]
-        if split and config.policy != "global_enqueue":
+        if split and config.policy not in ("abreast", "global_enqueue"):
             num = sum(_boundaries(path, position[path.name], config))
         counts.append((path.name, num))
         position[path.name] += num
@@ -264,6 +266,9 @@ def _order(
         return _in_turn(counts)
     if config.policy == "global_enqueue":
         return _in_turn(counts[::-1])
+    if config.policy == "abreast" and len(counts) == 2:
+        (one, num), (other, num_of_other) = counts
+        return _by_turns([one] * num, [other] * num_of_other)
     paths = {path.name: path for path in config.paths}
     cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
     if not config.layers_per_boundary:

@@ -24,6 +24,8 @@ class PostOrder:
         self.rank, self.epoch = rank, epoch
         self._seq = -1
         self._last: Ticket | None = None
+        self._among: Sequence[Ticket] = ()
+        self._left: set[int] = set()
         self._asked: dict[str, Collective] = {}
 
     def asked(self, path: str, request: Collective) -> None:
@@ -41,12 +43,21 @@ class PostOrder:
             return
         raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}: nothing was posted")
 
-    def admit_all(self, path: str, role: str, tickets: Sequence[Ticket]) -> None:
-        """The same of posts one behind the other, whose requests are made on the way."""
+    def admit_all(
+        self, path: str, role: str, tickets: Sequence[Ticket], among: Sequence[Ticket]
+    ) -> None:
+        """The same of posts whose requests are made on the way. `among`: these and what is posted
+        in between, in order; each of their communicators is to bring the same, and its own."""
+        if among is not self._among:
+            for ticket in among:
+                if ticket.seq <= self._seq or ticket.epoch != self.epoch:
+                    raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}")
+                self._seq, self._last = ticket.seq, ticket
+            self._among, self._left = among, {ticket.seq for ticket in among}
         for ticket in tickets:
-            if not self._is_next(path, role, ticket):
+            if (ticket.path, ticket.op.role) != (path, role) or ticket.seq not in self._left:
                 raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}")
-            self._seq, self._last = ticket.seq, ticket
+            self._left.remove(ticket.seq)
 
     def _is_next(self, path: str, role: str, ticket: Ticket) -> bool:
         return (

@@ -76,8 +76,9 @@ class _Outstanding(_Where):
         return self.communicator, self.handle
 
 
-Crosses = Callable[[Sequence[Ticket]], Crossing]
-"""Begins a crossing for these tickets, which are the rank's next posts."""
+Crosses = Callable[[Sequence[Ticket], Sequence[Ticket]], Crossing]
+"""Begins a crossing for the first tickets. The others are these and what other paths cross
+meanwhile, in order: the rank's next posts."""
 
 
 class Sequencer:
@@ -113,8 +114,8 @@ class Sequencer:
         `posts`: the witness of `communicators`, told which request each path makes.
         `meeting`: bytes of all ranks, for plans in which they meet; nothing else goes over it.
         `crossings`: those of `communicators` over which a pass goes through many collectives in
-        one call, where no other path is in between. Not with `prechecks`, which come before each
-        ticket."""
+        one call, where no other path is in between, or two passes whose tickets go by turns. Not
+        with `prechecks`, which come before each ticket."""
         self.rank = rank
         self.paths = {path.name: path for path in paths}
         self._mine = {path.name for path in paths if rank in path.members}
@@ -319,34 +320,56 @@ class Sequencer:
         )
 
     async def _cross(self, plan: StepPlan, index: int) -> int:
-        """Let a pass that begins here go through its tickets in one call, if it can and nothing is
-        in flight that could use the time; how many it has issued."""
-        ticket = plan.tickets[index]
-        path, key = ticket.path, (ticket.path, ticket.op.role)
-        busy = self._outstanding or not all(one.over for one in self._ahead.values())
-        if path not in plan.start or busy or key not in self._crossings:
-            return 0
-        self._admit(ticket)
-        self._progress.computing(ticket)
-        with self.around(path):
-            computation = self._go_on(path, None, None)
-        stretch = computation.point
-        tickets = self._stretch(plan, index, stretch) if isinstance(stretch, Stretch) else ()
+        """Let a pass that begins here, or two by turns, go through its tickets in one call, if it
+        can and nothing is in flight that could use the time; how many were issued."""
+        passes: dict[str, _Computation] = {}
+        for name, ticket in zip(self._beginning(plan, index), plan.tickets[index:], strict=False):
+            self._admit(ticket)
+            self._progress.computing(ticket)
+            with self.around(name):
+                passes[name] = self._go_on(name, None, None)
+        tickets = self._stretch(plan, index, passes)
         if tickets:
-            await self._go_through(computation, self._crossings[key](tickets), tickets)
-        self._ahead[path] = computation
+            await self._go_through(passes, tickets)
+        self._ahead.update(passes)
         return len(tickets)
 
-    def _stretch(self, plan: StepPlan, index: int, stretch: Stretch) -> tuple[Ticket, ...]:
-        """The tickets of a stretch that begins here; none if others are in between."""
-        tickets = plan.tickets[index : index + len(stretch.stages)]
-        end = index + len(tickets)
-        if len(tickets) < len(stretch.stages) or index < plan.meet_at < end:
+    def _beginning(self, plan: StepPlan, index: int) -> tuple[str, ...]:
+        """Paths whose passes may go straight from here on: one, or two where all tickets that are
+        left go by turns."""
+        if self._outstanding or not all(one.over for one in self._ahead.values()):
             return ()
-        path, seq = tickets[0].path, self._last_seq
-        for ticket, stage in zip(tickets, stretch.stages, strict=True):
-            op = ticket.op
-            if ticket.path != path:
+        tickets = plan.tickets[index:]
+        able = [ticket.path for ticket in tickets[:2] if self._may_cross(ticket, plan)]
+        if not able or able[0] != tickets[0].path:
+            return ()
+        by_turns = all(ticket.path == able[nth % len(able)] for nth, ticket in enumerate(tickets))
+        return tuple(able) if by_turns and len(set(able)) == 2 else (able[0],)
+
+    def _may_cross(self, ticket: Ticket, plan: StepPlan) -> bool:
+        path, role = ticket.path, ticket.op.role
+        return path in self._mine and path in plan.start and (path, role) in self._crossings
+
+    def _stretch(
+        self, plan: StepPlan, index: int, passes: Mapping[str, _Computation]
+    ) -> tuple[Ticket, ...]:
+        """The tickets of stretches that begin here; none if others are in between."""
+        names = tuple(passes)
+        points = [one.point for one in passes.values()]
+        stretches = [point for point in points if isinstance(point, Stretch)]
+        if not names or len(stretches) < len(names):
+            return ()
+        num = len(stretches[0].stages)
+        end = index + num * len(names)
+        tickets = plan.tickets[index:end]
+        alike = all(len(stretch.stages) == num for stretch in stretches)
+        if not alike or len(tickets) < end - index or index < plan.meet_at < end:
+            return ()
+        seq = self._last_seq
+        for nth, ticket in enumerate(tickets):
+            stretch, stage_at = stretches[nth % len(names)], nth // len(names)
+            op, stage = ticket.op, stretch.stages[stage_at]
+            if ticket.path != names[nth % len(names)]:
                 return ()
             if ticket.seq <= seq:
                 raise self._refusal(ticket, f"comes after seq {seq}")
@@ -357,31 +380,61 @@ class Sequencer:
         return tickets
 
     async def _go_through(
-        self, computation: _Computation, crossing: Crossing, tickets: Sequence[Ticket]
+        self, passes: Mapping[str, _Computation], tickets: Sequence[Ticket]
     ) -> None:
-        path, value = tickets[0].path, crossing
         for ticket in tickets:
             self._note(ticket)
-        while True:
-            with self.around(path):
-                self._resume(path, computation, value)
-            if not isinstance(computation.point, Arrival):
-                break
-            ticket = tickets[crossing.at]
-            self._progress.computing(ticket)
-            self._progress.posted(ticket)
-            where = _Where(rank=self.rank, ticket=ticket)
-            value = await perform(Finish(communicator=crossing, handle=None, where=where))
-        moments = crossing.moments()
-        if len(moments) < len(tickets):
-            raise self._refusal(tickets[len(moments)], "the forward pass left its stretch")
-        self._progress.crossed(tickets, moments)
-        begun_at = computation.resumed_at
-        for ticket, (resumed, computed, posted, settled, waited_s) in zip(
-            tickets, moments, strict=True
-        ):
-            self._record(ticket, begun_at or resumed, computed, posted, settled, waited_s, ())
-            begun_at, computation.resumed_at = 0.0, settled
+        own = {name: tickets[nth :: len(passes)] for nth, name in enumerate(passes)}
+        ready_at = [one.stopped_at for one in passes.values()]
+        crossings = {
+            name: self._crossings[name, mine[0].op.role](mine, tickets)
+            for name, mine in own.items()
+        }
+        for name, crossing in crossings.items():
+            crossing.abreast = tuple(crossings.values())
+            with self.around(name):
+                self._resume(name, passes[name], crossing)
+        while waiting := [n for n, one in passes.items() if isinstance(one.point, Arrival)]:
+            missing = [name for name in waiting if not crossings[name].poll(None)]
+            if missing:
+                name = min(missing, key=lambda name: crossings[name].at)
+                await self._arrival(crossings[name], own[name][crossings[name].at])
+            for name in waiting:
+                with self.around(name):
+                    self._resume(name, passes[name], None)
+        self._crossed(passes, own, crossings, ready_at)
+
+    async def _arrival(self, crossing: Crossing, ticket: Ticket) -> None:
+        self._progress.computing(ticket)
+        self._progress.posted(ticket)
+        where = _Where(rank=self.rank, ticket=ticket)
+        await perform(Finish(communicator=crossing, handle=None, where=where))
+
+    def _crossed(
+        self,
+        passes: Mapping[str, _Computation],
+        own: Mapping[str, Sequence[Ticket]],
+        crossings: Mapping[str, Crossing],
+        ready_at: Sequence[float],
+    ) -> None:
+        """Put down what passes have crossed, in the order of their tickets."""
+        moments = {name: crossing.moments() for name, crossing in crossings.items()}
+        for name, tickets in own.items():
+            if len(moments[name]) < len(tickets):
+                at = len(moments[name])
+                raise self._refusal(tickets[at], "the forward pass left its stretch")
+            self._progress.crossed(tickets, moments[name])
+        begun_at = [one.resumed_at for one in passes.values()]
+        for at in range(len(next(iter(own.values())))):
+            for nth, name in enumerate(passes):
+                resumed, computed, posted, settled, waited_s = moments[name][at]
+                pauses: tuple[tuple[float, float], ...] = ()
+                if not at:
+                    if len(passes) > 1:
+                        pauses = ((ready_at[nth], resumed),)
+                    resumed = begun_at[nth]
+                self._record(own[name][at], resumed, computed, posted, settled, waited_s, pauses)
+                passes[name].resumed_at = settled
 
     async def _meet(self, step: int) -> None:
         assert self._meeting is not None, f"step {step} has a meeting, but there is no place for it"

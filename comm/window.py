@@ -99,9 +99,9 @@ class WindowCommunicator:
         """Whether passes can go through many collectives in one call."""
         return self._channel.can_cross
 
-    def cross(self, tickets: Sequence[Ticket]) -> Crossing:
+    def cross(self, tickets: Sequence[Ticket], among: Sequence[Ticket]) -> Crossing:
         """Of these tickets; see `WindowChannel.cross`."""
-        return self._channel.cross(tickets)
+        return self._channel.cross(tickets, among)
 
     def _room(
         self, slot: int, gathered: bool, shape: tuple[int, ...], payload: torch.Tensor

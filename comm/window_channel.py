@@ -170,14 +170,15 @@ class WindowChannel:
         """Whether there are crossings: no link delays messages, and the C++ carries them."""
         return self._crosses is not None and self._link is None
 
-    def cross(self, tickets: Sequence[Ticket]) -> Crossing:
+    def cross(self, tickets: Sequence[Ticket], among: Sequence[Ticket]) -> Crossing:
         """The messages of these tickets, exchanges all, for a pass that computes between them.
+        `among`: they and those of other channels that are crossed meanwhile, in order.
 
-        Raises OrderError if they are not the rank's next posts.
+        Raises OrderError if `among` are not the rank's next posts, or the tickets none of them.
         """
         assert self._crosses is not None
         if self._posts is not None:
-            self._posts.admit_all(self._path, self._role, tickets)
+            self._posts.admit_all(self._path, self._role, tickets, among)
         posted = [self._posted(ticket, at.EXCHANGE) for ticket in tickets]
         self._num_posted += len(posted)
 

@@ -77,9 +77,12 @@ PyObject *crossing_new(PyTypeObject *type, PyObject *args, PyObject *) {
   }
   Py_INCREF(window);
   self->window = own;
-  moments[0].resumed = now_ns();
-  self->crossing = {&FUNCTIONS, own,     own->memories->count, own->me, num, copied, moments,
-                    spin_ns,    0,       0,                    0,       0};
+  self->crossing = {};
+  Crossing &crossing = self->crossing;
+  crossing.functions = &FUNCTIONS, crossing.window = own;
+  crossing.members = own->memories->count, crossing.me = own->me;
+  crossing.num = num, crossing.messages = copied, crossing.moments = moments;
+  crossing.spin_ns = spin_ns, crossing.resumed = now_ns();
   return reinterpret_cast<PyObject *>(self);
 }
 

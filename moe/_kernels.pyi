@@ -193,6 +193,9 @@ def go_on(run: object, crossing: int, /) -> int:
     """Compute as far as messages have come: 0 if it is through, 1 if it waits for one, 2 if there
     is something wrong with one."""
 
+def go_on_beside(run: object, crossing: int, other: object, others: int, /) -> int:
+    """The same of two passes side by side, whose messages go by turns, the first one's first."""
+
 def spent(run: object, /) -> tuple[float, float, float, float]:
     """Seconds so far in blocks, dealing, experts and sums."""
 

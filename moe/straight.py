@@ -24,8 +24,8 @@ from .context import PathContext
 from .experts import Expert
 from .mixture import MixtureLayer
 
-_FAULT = 2
-"""What `go_on` may answer; 0 is through, 1 waits."""
+_WAITS, _FAULT = 1, 2
+"""What `go_on` may answer; 0 is through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +119,10 @@ class Straight:
             tuple(len(placement.experts_of(rank)) for rank in range(placement.ep_size)),
             self.layers,
         )
-        while outcome := go_on(run, crossing):
+        crossing.run = run
+        while outcome := go_on(crossing):
             if outcome == _FAULT:
-                raise crossing.error()
+                raise next(error for one in crossing.abreast if (error := one.error()) is not None)
             await perform(Arrival())
         if asked_S is not None:
             return x_TD[: len(asked_S)], topk_LTK
@@ -135,6 +136,12 @@ def _only(rows_S: torch.Tensor, num_rows: int) -> torch.Tensor | None:
     return rows_S.contiguous()
 
 
-def go_on(run: object, crossing: Crossing) -> int:
-    """Compute as far as messages have come."""
-    return kernels.native.go_on(run, crossing.address)
+def go_on(crossing: Crossing) -> int:
+    """Compute as far as messages have come; of passes side by side, once both are ready."""
+    first, *others = crossing.abreast
+    if any(one.run is None for one in crossing.abreast):
+        return _WAITS
+    if not others:
+        return kernels.native.go_on(first.run, first.address)
+    (second,) = others
+    return kernels.native.go_on_beside(first.run, first.address, second.run, second.address)

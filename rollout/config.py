@@ -285,11 +285,13 @@ class SchedulerSection(Section):
 class Order(Section):
     """How mode multiplexed orders a step in which prefill and decode both run."""
 
-    policy: Policy = Field(
-        default="plan",
+    policy: Literal["auto", Policy] = Field(
+        default="auto",
         description="plan: decode's collectives evenly among prefill's boundaries, one exchange a "
-        "step; turnstile: all of decode's, a meeting of all ranks, one boundary of prefill; "
-        "global_enqueue: a whole prefill, then decode. To compare with; plan is ours.",
+        "step; abreast: a whole prefill, its collectives and decode's by turns, which lets both "
+        "compute a layer in one call; auto: abreast where passes can go straight through a window, "
+        "otherwise plan. To compare with: turnstile, all of decode's, a meeting of all ranks, one "
+        "boundary of prefill; global_enqueue, a whole prefill, then decode.",
     )
     layers_per_boundary: int = Field(
         default=0,

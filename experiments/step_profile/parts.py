@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from interlace.comm import agreement, driver
+from interlace.comm.crossing import Crossing
 from interlace.comm.window import WindowCommunicator
 from interlace.comm.window_channel import ByteCommunicator
 from interlace.moe import grouped_query, kernels, mixture, model, straight
@@ -122,10 +123,12 @@ class Work:
         return counts
 
 
-def _spent(run: object, crossing: object) -> dict[str, float]:
-    """Seconds of a straight pass so far: what is left of its time is looking out for messages."""
-    block_s, dealing_s, experts_s, sums_s = kernels.native.spent(run)
-    return {"block": block_s, "dispatch": dealing_s, "experts": experts_s, "norms, sums": sums_s}
+def _spent(crossing: Crossing) -> dict[str, float]:
+    """Seconds of straight passes so far: what is left of their time is looking out for messages."""
+    names = ("block", "dispatch", "experts", "norms, sums")
+    runs = [one.run for one in crossing.abreast if one.run is not None]
+    spent = [kernels.native.spent(run) for run in runs]
+    return dict(zip(names, map(sum, zip(*spent, strict=True)), strict=True))
 
 
 @contextmanager

@@ -30,11 +30,12 @@ struct Product {
 // Rows sorted by expert through down(silu(gate(x)) * up(x)).
 template <class T>
 struct ExpertPass {
-  T *out;  // rows of `hidden`
+  T *out;
+  int64_t out_stride;
   const T *x;
   int64_t x_stride;
   const int64_t *reads;   // how many strides behind `x` each is; null: they lie in their order
-  const int64_t *writes;  // which row of `out` each becomes; null: they lie in their order
+  const int64_t *writes;  // how many strides behind `out` its output goes; null: in their order
   int64_t hidden, width;
   int64_t experts;
   const int64_t *counts;          // rows of each expert

@@ -54,7 +54,7 @@ METHOD(experts) {
   p.x_stride = next.size();
   p.reads = next.at<const int64_t>();
   p.writes = next.at<const int64_t>();
-  p.hidden = next.size();
+  p.hidden = p.out_stride = next.size();
   p.width = next.size();
   if (!next.good()) return nullptr;
   Py_ssize_t num_counts = 0, num_matrices = 0;

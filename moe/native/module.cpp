@@ -111,6 +111,7 @@ PyMethodDef methods[] = {
     TYPED(attention_block, 32),
     TYPED(straight, 18),
     PLAIN(go_on),
+    PLAIN(go_on_beside),
     PLAIN(spent),
     PLAIN(deal),
     PLAIN(by_expert),

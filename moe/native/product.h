@@ -86,7 +86,7 @@ bool experts(const ExpertPass<T> &p) {
       const Staged<T> *h = stage(staged.get(), gated, p.width, rows, p.width);
       const bool placed = p.writes != nullptr;
       multiply_staged<T>(h, inner_stride, rows, down, p.hidden, p.width,
-                      into<T>(placed ? p.out : p.out + row * p.hidden, p.hidden, p.hidden,
+                      into<T>(placed ? p.out : p.out + row * p.out_stride, p.out_stride, p.hidden,
                               placed ? p.writes + row : nullptr));
       row += rows;
     }

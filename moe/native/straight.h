@@ -29,6 +29,10 @@ class Straight {
   virtual ~Straight() = default;
   // Computes as far as messages have come. The GIL is not needed.
   virtual Outcome go_on(Crossing &crossing) = 0;
+  // The same for two passes side by side, this one first: their messages by turns, and the experts of
+  // a layer in one pass over the rows of both. Both crossings are over as one.
+  virtual Outcome go_on_beside(Crossing &crossing, Straight &other, Crossing &others) = 0;
+  virtual size_t item_size() const = 0;
   int64_t spent[NUM_SPENT] = {};  // nanoseconds
 };
 
@@ -90,11 +94,10 @@ class StraightOf : public Straight {
     return true;
   }
 
+  size_t item_size() const override { return sizeof(T); }
+
   Outcome go_on(Crossing &c) override {
-    if (c.members != static_cast<int64_t>(owned_.size()) ||
-        c.num != 3 * static_cast<int64_t>(layers_.size())) {
-      return WRONG;
-    }
+    if (!is_of(c)) return WRONG;
     since_ = c.functions->now();
     for (;;) {
       if (waits_) {
@@ -109,9 +112,63 @@ class StraightOf : public Straight {
     }
   }
 
+  Outcome go_on_beside(Crossing &c, Straight &another, Crossing &d) override {
+    if (another.item_size() != sizeof(T) || &another == this) return WRONG;
+    auto &other = static_cast<StraightOf<T> &>(another);
+    const bool alike = layers_.size() == other.layers_.size() && owned_ == other.owned_;
+    if (!alike || !is_of(c) || !other.is_of(d)) return WRONG;
+    for (; !other.over(); phase_ = phase_ == 7 ? 2 : phase_ + 1) {
+      if (const Outcome outcome = beside(c, other, d); outcome != THROUGH) return outcome;
+    }
+    return THROUGH;
+  }
+
  private:
   static constexpr Py_ssize_t NUM_OF_LAYER = 17;  // arguments of Block::take_layer
   static constexpr auto UNIT_BYTES = static_cast<intptr_t>(interlace::UNIT * sizeof(T));
+
+  bool is_of(const Crossing &c) const {
+    return c.members == static_cast<int64_t>(owned_.size()) &&
+           c.num == 3 * static_cast<int64_t>(layers_.size());
+  }
+
+  bool over() const { return at_ == static_cast<int64_t>(layers_.size()); }
+
+  // One phase of two passes: at most a wait, and what can be computed behind it.
+  Outcome beside(Crossing &c, StraightOf<T> &other, Crossing &d) {
+    const bool of_other = phase_ % 2 == 1;
+    if (phase_ > 1 && !(of_other ? d : c).arrived()) return WAITS;
+    switch (phase_) {
+      case 0:
+        return posted(c, &StraightOf<T>::counts);
+      case 1:
+        return other.posted(d, &StraightOf<T>::counts);
+      case 2:
+        return posted(c, &StraightOf<T>::rows);
+      case 3:
+        return other.posted(d, &StraightOf<T>::rows);
+      case 4:
+        return THROUGH;
+      case 5:
+        return outputs_of_both(c, other, d);
+      case 6:
+        return posted(c, &StraightOf<T>::mixed_and_counts);
+      default:
+        return other.posted(d, &StraightOf<T>::mixed_and_counts);
+    }
+  }
+
+  // A computation that ends with a message.
+  Outcome posted(Crossing &c, Outcome (StraightOf<T>::*compute)(Crossing &)) {
+    since_ = c.resumed = c.functions->now();
+    const Outcome outcome = (this->*compute)(c);
+    return outcome == WAITS ? THROUGH : outcome;
+  }
+
+  Outcome mixed_and_counts(Crossing &c) {
+    if (const Outcome outcome = mixed(c); outcome != THROUGH) return outcome;
+    return ++at_ == static_cast<int64_t>(layers_.size()) ? THROUGH : counts(c);
+  }
 
   bool take_owned(PyObject *owned) {
     const Py_ssize_t num = PyTuple_Check(owned) ? PyTuple_GET_SIZE(owned) : 0;
@@ -218,10 +275,59 @@ class StraightOf : public Straight {
 
   // Every row's expert applied to it, from slot to slot.
   Outcome outputs(Crossing &c) {
+    interlace::ExpertPass<T> pass = {};
+    if (const Outcome outcome = arranged(c, pass); outcome != THROUGH) return outcome;
+    note(c, DEALING);
+    if (!writes_.empty() && !kernels_.experts(pass)) return NO_MEMORY;
+    note(c, EXPERTS);
+    return sent_back(c, 0);
+  }
+
+  // The same of two passes: an expert's matrices are read once, for the first one's rows and then for
+  // the other's. So much of the time is each one's as there are rows of it.
+  Outcome outputs_of_both(Crossing &c, StraightOf<T> &other, Crossing &d) {
+    since_ = c.resumed = c.functions->now();
+    interlace::ExpertPass<T> pass = {}, others = {};
+    Outcome outcome = arranged(c, pass);
+    if (outcome == THROUGH) outcome = other.arranged(d, others);
+    if (outcome != THROUGH) return outcome;
+    const intptr_t reads = between(others.x, pass.x), writes = between(others.out, pass.out);
+    if (reads % UNIT_BYTES != 0 || writes % UNIT_BYTES != 0) return UNALIGNED;
+    reads_of_both_.clear(), writes_of_both_.clear();
+    totals_of_both_ = totals_;
+    for (int64_t expert = 0, row = 0, other_row = 0; expert < pass.experts; expert++) {
+      take_rows(*this, row, totals_[expert], 0, 0);
+      take_rows(other, other_row, other.totals_[expert], reads / UNIT_BYTES, writes / UNIT_BYTES);
+      row += totals_[expert], other_row += other.totals_[expert];
+      totals_of_both_[expert] += other.totals_[expert];
+    }
+    pass.reads = reads_of_both_.data(), pass.writes = writes_of_both_.data();
+    pass.counts = totals_of_both_.data();
+    note(c, DEALING);
+    const auto num_rows = static_cast<int64_t>(reads_of_both_.size());
+    const auto own_rows = static_cast<int64_t>(reads_.size());
+    if (num_rows > 0 && !kernels_.experts(pass)) return NO_MEMORY;
+    const int64_t now = c.functions->now(), took = now - since_;
+    const int64_t own = num_rows > 0 ? took * own_rows / num_rows : took;
+    spent[EXPERTS] += own, other.spent[EXPERTS] += took - own;
+    d.resumed = since_ + own;
+    return sent_back(c, d.resumed) == FAULT || other.sent_back(d, now) == FAULT ? FAULT : THROUGH;
+  }
+
+  // Rows of an expert of either pass, as places behind those of this one.
+  void take_rows(const StraightOf<T> &from, int64_t row, int64_t num, int64_t reads, int64_t writes) {
+    for (const int64_t end = row + num; row < end; row++) {
+      reads_of_both_.push_back(from.reads_[row] + reads);
+      writes_of_both_.push_back(from.writes_[row] + writes);
+    }
+  }
+
+  // Where the experts' rows are, and where their outputs go.
+  Outcome arranged(Crossing &c, interlace::ExpertPass<T> &pass) {
     parts_.resize(c.members);
     for (int64_t member = 0; member < c.members; member++) {
       if (!c.look(member, row_bytes(received_[member]), &parts_[member])) return FAULT;
-      if ((parts_[member] - parts_[0]) % UNIT_BYTES != 0) return UNALIGNED;
+      if (between(parts_[member], parts_[0]) % UNIT_BYTES != 0) return UNALIGNED;
     }
     const int64_t own = owned_[c.me];
     arrived_.clear();
@@ -238,22 +344,25 @@ class StraightOf : public Straight {
     next_.assign(own + 1, 0);
     order_rows(writes_.data(), next_.data(), counts_.data(), c.members, own);
     reads_.clear();
-    for (int64_t row : writes_) reads_.push_back(arrived_[row]);
+    for (int64_t &row : writes_) {
+      reads_.push_back(arrived_[row]);
+      row *= hidden_ / interlace::UNIT;
+    }
     char *to = c.begin(c.at + 1, row_bytes(num_rows));
     if (to == nullptr) return FAULT;
-    interlace::ExpertPass<T> pass = {};
     pass.out = reinterpret_cast<T *>(to);
     pass.x = reinterpret_cast<const T *>(parts_[0]);
-    pass.x_stride = interlace::UNIT;
+    pass.out_stride = pass.x_stride = interlace::UNIT;
     pass.reads = reads_.data(), pass.writes = writes_.data();
     pass.hidden = hidden_, pass.width = width_;
     pass.experts = own, pass.counts = totals_.data();
     pass.matrices = layers_[at_].matrices.data();
-    note(c, DEALING);
-    if (num_rows > 0 && !kernels_.experts(pass)) return NO_MEMORY;
-    note(c, EXPERTS);
+    return THROUGH;
+  }
+
+  Outcome sent_back(Crossing &c, int64_t computed) {
     if (!c.leave()) return FAULT;
-    release(c, received_);
+    release(c, received_, computed);
     return WAITS;
   }
 
@@ -261,7 +370,7 @@ class StraightOf : public Straight {
   Outcome mixed(Crossing &c) {
     for (int64_t member = 0; member < c.members; member++) {
       if (!c.look(member, row_bytes(sent_[member]), &parts_[member])) return FAULT;
-      if ((parts_[member] - parts_[0]) % UNIT_BYTES != 0) return UNALIGNED;
+      if (between(parts_[member], parts_[0]) % UNIT_BYTES != 0) return UNALIGNED;
     }
     const int64_t num_slots = rows_ * top_k_;
     ends_.clear();
@@ -291,19 +400,22 @@ class StraightOf : public Straight {
   // Where the nth row of a member's part lies behind the first member's part, in units: slots begin
   // on pages and their payloads on lines, and rows are whole units.
   int64_t place_of(int64_t member, int64_t nth) const {
-    const intptr_t begin = reinterpret_cast<intptr_t>(parts_[0]);
-    const intptr_t row = reinterpret_cast<intptr_t>(parts_[member]) + row_bytes(nth);
-    return (row - begin) / UNIT_BYTES;
+    return (between(parts_[member], parts_[0]) + static_cast<intptr_t>(row_bytes(nth))) / UNIT_BYTES;
   }
 
-  void release(Crossing &c, const std::vector<int64_t> &num) {
+  // Bytes; they need not be of one object.
+  static intptr_t between(const void *place, const void *begin) {
+    return reinterpret_cast<intptr_t>(place) - reinterpret_cast<intptr_t>(begin);
+  }
+
+  void release(Crossing &c, const std::vector<int64_t> &num, int64_t computed = 0) {
     std::vector<uint64_t> bytes;
     uint64_t all = 0;
     for (int64_t rows : num) {
       bytes.push_back(row_bytes(rows));
       all += bytes.back();
     }
-    c.release(bytes.data(), all);
+    c.release(bytes.data(), all, computed);
   }
 
   const interlace::KernelsOf<T> &kernels_;
@@ -323,7 +435,7 @@ class StraightOf : public Straight {
   T *sum_ = nullptr, *out_ = nullptr;  // [rows, hidden]
   std::vector<float> weights_;
   std::vector<int64_t> chosen_of_asked_, places_, next_, counts_, received_, sent_, arrived_, reads_,
-      writes_, totals_, ends_;
+      writes_, totals_, ends_, reads_of_both_, writes_of_both_, totals_of_both_;
   std::vector<const char *> parts_;
 };
 
@@ -342,6 +454,18 @@ METHOD(straight) {
   return capsule;
 }
 
+PyObject *outcome_of(Outcome outcome, const Crossing &crossing) {
+  if (outcome == NO_MEMORY) return PyErr_NoMemory();
+  if (outcome == UNALIGNED) {
+    PyErr_SetString(PyExc_ValueError, "the members' windows must lie on pages of their own");
+    return nullptr;
+  }
+  if (outcome != WRONG) return PyLong_FromLong(outcome);
+  PyErr_Format(PyExc_ValueError, "a crossing of %lld messages between %lld members is not this pass's",
+               static_cast<long long>(crossing.num), static_cast<long long>(crossing.members));
+  return nullptr;
+}
+
 // The straight pass and the address of its crossing: what came of it.
 PyObject *go_on(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
   Arguments next(args, nargs, 2);
@@ -354,15 +478,24 @@ PyObject *go_on(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
   Py_BEGIN_ALLOW_THREADS;
   outcome = straight->go_on(*crossing);
   Py_END_ALLOW_THREADS;
-  if (outcome == NO_MEMORY) return PyErr_NoMemory();
-  if (outcome == UNALIGNED) {
-    PyErr_SetString(PyExc_ValueError, "the members' windows must lie on pages of their own");
-    return nullptr;
-  }
-  if (outcome != WRONG) return PyLong_FromLong(outcome);
-  PyErr_Format(PyExc_ValueError, "a crossing of %lld messages between %lld members is not this pass's",
-               static_cast<long long>(crossing->num), static_cast<long long>(crossing->members));
-  return nullptr;
+  return outcome_of(outcome, *crossing);
+}
+
+// The same of two passes, each with its crossing.
+PyObject *go_on_beside(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
+  Arguments next(args, nargs, 4);
+  if (!next.good()) return nullptr;
+  Straight *straight = straight_of(next.object());
+  auto *crossing = straight == nullptr ? nullptr : next.at<Crossing>();
+  Straight *other = straight == nullptr ? nullptr : straight_of(next.object());
+  if (other == nullptr) return nullptr;
+  auto *others = next.at<Crossing>();
+  if (!next.good()) return nullptr;
+  Outcome outcome;
+  Py_BEGIN_ALLOW_THREADS;
+  outcome = straight->go_on_beside(*crossing, *other, *others);
+  Py_END_ALLOW_THREADS;
+  return outcome_of(outcome, *crossing);
 }
 
 // Seconds in blocks, dealing, experts and sums.

@@ -14,7 +14,8 @@ SAME_SHARDING = ("serial", "chunked", "whole_forward", "multiplexed")
 """Modes in which every rank holds the same part of the model and does both kinds of work."""
 _WHOLE_ATTENTION = ("layout.tp=1",)
 """Of modes that split the ranks: a part may be a single one, whatever `layout.tp` the job has."""
-_POLICIES = ("plan", "turnstile", "global_enqueue")
+_POLICIES = ("plan", "abreast", "turnstile", "global_enqueue")
+_TO_COMPARE = ("turnstile", "global_enqueue")
 
 NAMES_HELP = (
     "a mode (" + ", ".join(MODES) + "); disaggregated-1p3d, so many ranks for prefill and for "
@@ -37,8 +38,13 @@ class Arm:
 
     @property
     def policy(self) -> str:
-        """How a step is ordered; only mode multiplexed can differ from plan."""
-        return self._value_of("order.policy") or "plan"
+        """How a step is ordered, which only mode multiplexed can choose."""
+        return self._value_of("order.policy") or "auto"
+
+    @property
+    def ordered_to_compare(self) -> bool:
+        """Whether steps are ordered in a way that is only there to compare with."""
+        return self.policy in _TO_COMPARE
 
     @property
     def in_file_names(self) -> str:
@@ -89,9 +95,8 @@ def _base(base: str, word: str, world: int) -> tuple[str, ...]:
         return "mode=replicas", f"layout.replicas={found[1]}", *_WHOLE_ATTENTION
     if found := re.fullmatch(rf"({'|'.join(_POLICIES)})(?:-(\d*)layers?)?", base):
         layers = 0 if found[2] is None else int(found[2] or 1)
-        policy = (f"order.policy={found[1]}",) if found[1] != "plan" else ()
         behind = (f"order.layers_per_boundary={layers}",) if layers else ()
-        return ("mode=multiplexed", *policy, *behind)
+        return ("mode=multiplexed", f"order.policy={found[1]}", *behind)
     raise ConfigError(f"--arms {word}: there is no arm {base!r}: name {NAMES_HELP}")
 
 

@@ -39,7 +39,7 @@ class Comparison:
         the reference, else the first other arm."""
         reference = self.reference
         others = [arm for arm in self.arms if arm is not reference]
-        plain = [arm for arm in others if arm.mode == "multiplexed" and arm.policy == "plan"]
+        plain = [a for a in others if a.mode == "multiplexed" and not a.ordered_to_compare]
         if reference is not None and reference.mode == "multiplexed":
             plain = [arm for arm in others if arm.policy != reference.policy]
         return next(iter(plain or others), None)
@@ -97,7 +97,7 @@ class Comparison:
         others = [
             arm
             for arm in self.arms
-            if arm is not subject and arm.mode in SAME_SHARDING and arm.policy == "plan"
+            if arm is not subject and arm.mode in SAME_SHARDING and not arm.ordered_to_compare
         ]
         return min(others, key=lambda arm: median(self.column(arm, completion_s)), default=None)
 

@@ -14,7 +14,7 @@ from interlace.comm.collectives import Forward
 from interlace.comm.communicator import Communicator
 from interlace.comm.journal import Journal
 from interlace.comm.path import Path
-from interlace.comm.plan import PlanConfig
+from interlace.comm.plan import PlanConfig, Policy
 from interlace.comm.progress import Progress
 from interlace.comm.sequencer import Crosses, record_program
 from interlace.comm.unsafe import unsafe_sequencer
@@ -146,7 +146,8 @@ def compose(
         ]
         if path in mine
     }
-    crossings = {} if unsafe.arms else _crossings(communicators)
+    one_by_one = unsafe.arms or config.launch.check_each_op
+    crossings = {} if one_by_one else _crossings(communicators)
     contexts = {
         name: replace(context, straight=(name, "ep") in crossings)
         for name, context in contexts.items()
@@ -188,7 +189,7 @@ def compose(
             start_tokens=config.scheduler.start_tokens,
             start_steps=config.scheduler.start_steps,
             park_ms=config.scheduler.park_ms,
-            policy=config.order.policy,
+            policy=_policy(config, weights, contexts),
             layers_per_boundary=config.order.layers_per_boundary,
         ),
         sequencer=sequencer,
@@ -242,6 +243,17 @@ def _crossings(communicators: Mapping[tuple[str, str], Communicator]) -> dict[An
         for key, communicator in communicators.items()
         if isinstance(communicator, WindowCommunicator) and communicator.can_cross
     }
+
+
+def _policy(config: RolloutConfig, weights: Weights, contexts: Mapping[str, PathContext]) -> Policy:
+    """How steps are ordered. Side by side only where it is not dearer: where both passes of a step
+    go straight, and no message is worth computing for while it travels."""
+    order, straight = config.order, weights.straight
+    if order.policy != "auto":
+        return order.policy
+    goes = straight is not None and all(straight.fits(one) for one in contexts.values())
+    multiplexed = config.mode == "multiplexed" and not order.layers_per_boundary
+    return "abreast" if multiplexed and goes else "plan"
 
 
 def _prechecks(

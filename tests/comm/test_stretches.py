@@ -5,161 +5,34 @@ from __future__ import annotations
 import itertools
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.comm.toy import DECODE, PREFILL, Recording, local_world
+from tests.comm.stretching import (
+    BOTH,
+    CONFIG,
+    DECODES,
+    PATHS,
+    PREFILLS,
+    PROGRAM,
+    STAGES,
+    Rank,
+    made,
+    never,
+    straight,
+)
+from tests.comm.toy import DECODE, PREFILL, local_world
 from tests.comm.windows_in_memory import NoWaiter, channel
 
 from interlace.comm import window_layout as at
-from interlace.comm.collectives import (
-    Arrival,
-    Exchange,
-    Forward,
-    Stretch,
-    perform,
-    preemption_point,
-)
+from interlace.comm.collectives import Exchange, Stretch, perform, preemption_point
 from interlace.comm.driver import run_blocking
 from interlace.comm.errors import CollectiveTimeoutError, OrderError
-from interlace.comm.journal import Journal
 from interlace.comm.link import Link, LinkModel
-from interlace.comm.path import Op, Path, Ticket
-from interlace.comm.plan import PlanConfig, PlanState, StepPlan, plan
+from interlace.comm.plan import PlanState
 from interlace.comm.post_order import PostOrder
-from interlace.comm.progress import NoProgress
-from interlace.comm.proposal import Proposal
-from interlace.comm.sequencer import Sequencer, record_program, run_straight
-
-STAGES = ("counts", "dispatch", "combine")
-PROGRAM = tuple(Op(kind="Exchange", role="ep", stage=stage) for stage in STAGES)
-PATHS = tuple(
-    Path(name=name, groups={"ep": ((0,),)}, program=PROGRAM, whole=name == DECODE, work=(name,))
-    for name in (DECODE, PREFILL)
-)
-CONFIG = PlanConfig(paths=PATHS, mode="multiplexed", chunk_steps=3)
-DECODES = Proposal(rank=0, leader=True, decode_rows=1)
-PREFILLS = Proposal(rank=0, leader=True, waiting_tokens=1)
-BOTH = replace(DECODES, waiting_tokens=1)
-
-
-class Crossing:
-    """Of which the nth message arrives once it has been asked for `late[nth]` times."""
-
-    timeout_s = 5.0
-
-    def __init__(self, rank: Rank, tickets: Sequence[Ticket]) -> None:
-        self.tickets, self.at, self.num_asked = tickets, 0, 0
-        self._rank, self._moments = rank, list[tuple[float, ...]]()
-
-    def poll(self, handle: None) -> bool:
-        self.num_asked += 1
-        return self.num_asked > self._rank.late.get(self.at, 0)
-
-    def result(self, handle: None) -> None: ...
-
-    def moments(self) -> list[tuple[float, ...]]:
-        return self._moments
-
-    async def go(self, num: int | None = None) -> None:
-        """What the C++ does, as far as the sequencer sees."""
-        clock = self._rank.clock
-        for ticket in self.tickets[:num]:
-            resumed, computed, posted = clock(), clock(), clock()
-            self._rank.posted.append(ticket)
-            self.num_asked = 0
-            while not self.poll(None):
-                await perform(Arrival())
-            settled = clock()
-            self._moments.append((resumed, computed, posted, settled, settled - posted))
-            self.at += 1
-
-
-async def straight(
-    stages: Sequence[str] = STAGES, role: str = "ep", num: int | None = None
-) -> list[Any]:
-    """Offers to go through all stages in one call; crosses `num` of them."""
-    crossing = await perform(Stretch(stages=tuple(stages), role=role))
-    if crossing is not None:
-        await crossing.go(num)
-        return ["straight", [f"{ticket.path} {ticket.op.stage}" for ticket in crossing.tickets]]
-    return [
-        await perform(Exchange(role=role, stage=stage, payload=[stage], send=(1,), recv=(1,)))
-        for stage in stages
-    ]
-
-
-def never(seconds: float) -> None:
-    raise AssertionError("nobody parks")
-
-
-class Noting(NoProgress):
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-
-    def computing(self, ticket: Ticket) -> None:
-        self.told.append(("computing", ticket.seq))
-
-    def posted(self, ticket: Ticket) -> None:
-        self.told.append(("posted", ticket.seq))
-
-    def crossed(self, tickets: Sequence[Ticket], moments: Sequence[Any]) -> None:
-        self.told.append(("crossed", *[ticket.seq for ticket in tickets], len(moments)))
-
-
-class Rank:
-    """A sequencer of one rank in a world of one, what it posted, and which crossings it made."""
-
-    def __init__(
-        self, *, cross: Iterable[str] = (DECODE, PREFILL), paths: Sequence[Path] = PATHS, **how: Any
-    ) -> None:
-        self.world, self.posted = local_world(1), list[Ticket]()
-        self.clock = itertools.count(1).__next__
-        self.late: dict[int, int] = {}
-        self.crossings: list[Crossing] = []
-        self.progress = Noting()
-        self.sequencer = Sequencer(
-            rank=0,
-            paths=paths,
-            communicators={
-                (path.name, "ep"): Recording(
-                    self.world.communicator((path.name, "ep"), (0,), 0), self.posted
-                )
-                for path in paths
-            },
-            around=lambda path: nullcontext(),
-            clock=self.clock,
-            journal=Journal(),
-            progress=self.progress,
-            crossings={(path, "ep"): self.cross for path in cross},
-            **how,
-        )
-
-    def cross(self, tickets: Sequence[Ticket]) -> Any:
-        self.crossings.append(Crossing(self, tickets))
-        return self.crossings[-1]
-
-    def walk(self, plan: StepPlan, **started: Forward) -> dict[str, Any]:
-        walk = self.sequencer.walk(plan, started)
-        try:
-            outputs: dict[str, Any] = run_blocking(walk, park=never, waiter=NoWaiter())
-        except BaseException:
-            self.sequencer.close()
-            raise
-        return outputs
-
-    @property
-    def crossed(self) -> list[list[int]]:
-        return [[ticket.seq for ticket in one.tickets] for one in self.crossings]
-
-
-def made(
-    proposal: Proposal = DECODES, state: PlanState | None = None, config: PlanConfig = CONFIG
-) -> StepPlan:
-    return plan(state or PlanState(), [proposal], config)
+from interlace.comm.sequencer import record_program, run_straight
 
 
 def test_a_pass_that_is_alone_goes_through_all_its_tickets_in_one_call() -> None:
@@ -438,20 +311,20 @@ def test_a_program_with_a_stretch_is_recorded_and_driven_alone_message_by_messag
 
 def test_the_witness_admits_what_is_crossed_in_order_and_what_comes_after_it() -> None:
     posts, (one, two, three) = PostOrder(0), made().tickets
-    posts.admit_all(DECODE, "ep", (one, two))
+    posts.admit_all(DECODE, "ep", (one, two), (one, two))
     request = Exchange(role="ep", stage="combine", payload=[], send=(0,), recv=(0,))
     with pytest.raises(OrderError, match=r"seq 1 .* comes after .* seq 1"):
         posts.admit(DECODE, "ep", request, two)
     posts.admit(DECODE, "ep", request, three)
     with pytest.raises(OrderError, match=r"seq 0 decode/ep counts comes after .* seq 2 "):
-        posts.admit_all(DECODE, "ep", (one,))
+        posts.admit_all(DECODE, "ep", (one,), (one,))
 
 
 @pytest.mark.parametrize(
     ("nth", "changes", "words"),
     [
         (0, {"path": PREFILL}, "this is the communicator of decode/ep"),
-        (2, {"path": PREFILL}, "this is the communicator of decode/ep; after .* seq 1 decode/ep"),
+        (2, {"path": PREFILL}, "this is the communicator of decode/ep"),
         (1, {"op": replace(PROGRAM[1], role="tp")}, "this is the communicator of decode/ep"),
         (1, {"epoch": 4}, "these are the communicators of epoch 0"),
         (2, {"seq": 1}, "comes after .* seq 1 decode/ep dispatch"),
@@ -463,7 +336,7 @@ def test_the_witness_refuses_a_crossing_with_a_ticket_that_is_not_next(
     tickets = list(made().tickets)
     tickets[nth] = replace(tickets[nth], **changes)
     with pytest.raises(OrderError, match=f"^rank 2: .*{words}"):
-        PostOrder(2).admit_all(DECODE, "ep", tickets)
+        PostOrder(2).admit_all(DECODE, "ep", tickets, tickets)
 
 
 def test_a_channel_asks_the_witness_and_packs_what_all_headers_must_say() -> None:
@@ -476,9 +349,9 @@ def test_a_channel_asks_the_witness_and_packs_what_all_headers_must_say() -> Non
     ends = channel(None, 0, (0,), posts=PostOrder(0), crosses=crosses)
     assert ends.can_cross
     with pytest.raises(OrderError, match="seq 0 decode/ep counts comes after"):
-        ends.cross((two, one))
+        ends.cross((two, one), (two, one))
     assert made_of == []
-    assert ends.cross((three,)).timeout_s == 5.0
+    assert ends.cross((three,), (three,)).timeout_s == 5.0
     crc = zlib.crc32(b"combine")
     assert made_of == [struct.pack("<qqqqII", 0, 2, 0, 2, crc, at.EXCHANGE)]
 

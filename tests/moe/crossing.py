@@ -74,7 +74,7 @@ class Walker:
             value = None
             if isinstance(request, Stretch) and self._crosses:
                 tickets = [self._tickets.popleft() for _ in request.stages]
-                value = self.crossing = self._communicator.cross(tickets)
+                value = self.crossing = self._communicator.cross(tickets, tickets)
             elif isinstance(request, Arrival):
                 self.waits_for = self.crossing, None
                 return

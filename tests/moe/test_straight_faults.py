@@ -238,7 +238,8 @@ def test_a_crossing_that_is_not_the_passs_is_refused(
     forward = ranks.model.forward(ranks.weights[0], ways.contexts[0], rows(3))
     stretch = forward.send(None)
     assert stretch.stages == tuple(ways.stages)
-    crossing = communicator.cross(tickets_of(ways.stages[:num]))
+    tickets = tickets_of(ways.stages[:num])
+    crossing = communicator.cross(tickets, tickets)
     words = f"a crossing of {num} messages between {members} members is not this pass's"
     with torch.inference_mode(), pytest.raises(ValueError, match=words):
         forward.send(crossing)
@@ -247,15 +248,16 @@ def test_a_crossing_that_is_not_the_passs_is_refused(
 def test_a_crossing_is_over_an_open_window_and_its_slots(ranks: Ranks) -> None:
     ways = Ways(ranks, (True, True))
     channel = ways.communicators[0]._channel
-    crossing = channel.cross(tickets_of(ways.stages))
+    tickets = tickets_of(ways.stages)
+    crossing = channel.cross(tickets, tickets)
     assert (crossing.at, crossing.moments()) == (0, [])
     assert not crossing.poll(None)
     tickets = tickets_of(ways.stages, first=1)
     with pytest.raises(ValueError, match="slot 2 of 2"):
-        channel.cross([*tickets[:2], replace(tickets[2], slot=2)])
+        channel.cross([*tickets[:2], replace(tickets[2], slot=2)], tickets)
     with pytest.raises(TypeError, match="a crossing is over a Window"):
         EXTENSION.Crossing(channel, b"", 0)
     channel._window.close()
-    for ask in (lambda: crossing.poll(None), lambda: channel.cross(tickets)):
+    for ask in (lambda: crossing.poll(None), lambda: channel.cross(tickets, tickets)):
         with pytest.raises(ValueError, match="the window is closed"):
             ask()
