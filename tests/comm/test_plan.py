@@ -412,6 +412,22 @@ def test_a_global_enqueue_lets_a_whole_prefill_go_first(
         assert made.meet_at == 0
 
 
+@given(steps, configs(mode="multiplexed"))
+def test_abreast_a_whole_prefill_goes_beside_decode_ticket_by_ticket(
+    steps: list[list[Proposal]], config: PlanConfig
+) -> None:
+    for _, made in fold(steps, replace(config, policy="abreast")):
+        names = [ticket.path for ticket in made.tickets]
+        by_path = {name: names.count(name) for name in set(names)}
+        for path in config.paths:
+            assert by_path.get(path.name, 0) in (0, len(path.program))
+        turns = min(by_path.values()) if len(by_path) > 1 else 0
+        assert names[: 2 * turns] == [DECODE, PREFILL] * turns
+        assert len(set(names[2 * turns :])) <= 1
+        assert made.after.position == ()
+        assert made.meet_at == 0
+
+
 TRANSFER = "transfer"
 
 

@@ -50,12 +50,13 @@ def other_op(engine: Engine) -> None:
     sequencer.walk = other
 
 
-def end_in_a_crossing(number: int) -> None:
-    """By this signal, where a pass that goes straight waits for a message."""
+def end_in_a_crossing(number: int, *, abreast: int = 1) -> None:
+    """By this signal, where a pass that goes straight, or `abreast` of them, wait for a message."""
     poll = Crossing.poll
 
     def ends(self: Crossing, handle: None) -> bool:
-        os.kill(os.getpid(), number)
+        if len(self.abreast) >= abreast:
+            os.kill(os.getpid(), number)
         return poll(self, handle)
 
     Crossing.poll = ends  # type: ignore[method-assign]
@@ -77,6 +78,10 @@ def fail(engine: Engine, fault: str) -> None:
             end_in_a_crossing(signal.SIGSTOP)
         case "crossing-kill":
             end_in_a_crossing(signal.SIGKILL)
+        case "abreast-stop":
+            end_in_a_crossing(signal.SIGSTOP, abreast=2)
+        case "abreast-kill":
+            end_in_a_crossing(signal.SIGKILL, abreast=2)
 
 
 def run() -> None:

@@ -23,3 +23,12 @@ def straight_passes(tickets: Iterable[TicketRecord]) -> dict[str, list[bool]]:
         path: [all(a.settled_at == b.resumed_at for a, b in pairwise(one)) for one in of_path]
         for path, of_path in passes.items()
     }
+
+
+def beside(tickets: Iterable[TicketRecord]) -> list[list[str]]:
+    """Of one rank's journal: the paths of the tickets of each step that has several, in order."""
+    steps: dict[int, list[TicketRecord]] = {}
+    for ticket in tickets:
+        steps.setdefault(ticket.step, []).append(ticket)
+    each = [[t.path for t in sorted(own, key=lambda t: t.seq)] for own in steps.values()]
+    return [paths for paths in each if len(set(paths)) > 1]

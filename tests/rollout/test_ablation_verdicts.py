@@ -40,12 +40,16 @@ def test_all_modes_are_arms_by_default():
     assert [arm.name for arm in parse_arms(None, world=2)] == list(MODES) == list(ORDERS)
 
 
+PLAN = ("mode=multiplexed", "order.policy=plan")
+
+
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("plan", ("mode=multiplexed",)),
-        ("plan-layer", ("mode=multiplexed", "order.layers_per_boundary=1")),
-        ("plan-2layers", ("mode=multiplexed", "order.layers_per_boundary=2")),
+        ("plan", PLAN),
+        ("plan-layer", (*PLAN, "order.layers_per_boundary=1")),
+        ("plan-2layers", (*PLAN, "order.layers_per_boundary=2")),
+        ("abreast", ("mode=multiplexed", "order.policy=abreast")),
         ("turnstile", ("mode=multiplexed", "order.policy=turnstile")),
         ("global_enqueue", ("mode=multiplexed", "order.policy=global_enqueue")),
         ("disaggregated-1p3d", ("mode=disaggregated", "layout.prefill_ranks=1", "layout.tp=1")),

@@ -183,10 +183,11 @@ def test_rank_0_is_told_about_by_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.failures
 @pytest.mark.parametrize("fault", ["stop", "kill"])
+@pytest.mark.parametrize(("where", "mode"), [("crossing", "serial"), ("abreast", "multiplexed")])
 def test_a_rank_that_ends_inside_a_straight_pass_is_named_with_the_message(
-    fault: str, tmp_path: Path
+    where: str, mode: str, fault: str, tmp_path: Path
 ) -> None:
-    outcome = failed(f"crossing-{fault}", tmp_path, "mode=serial")
+    outcome = failed(f"{where}-{fault}", tmp_path, f"mode={mode}")
     assert_told(fault, outcome)
     (text,) = {text for _, text in outcome.said.values()}
     awaited = r"^epoch 0 step \d+ seq \d+ (decode|prefill)/ep \d+\.(counts|dispatch|combine): "

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from tests.rollout.straight import straight_passes
+from tests.rollout.straight import beside, straight_passes
 
 from interlace.comm.windows import native
 from interlace.moe import kernels
@@ -131,6 +131,10 @@ def test_one_digest_over_ray(cluster: Cluster, mode: str, transport: str, refere
             assert len({*passes["decode"], *passes["prefill"]}) == 1
         else:  # some are beside a prefill
             assert not all(passes["decode"])
+            together = beside(tickets)
+            assert together
+            by_turns = all(one == ["decode", "prefill"] * (len(one) // 2) for one in together)
+            assert by_turns == (on_window and kernels.instructions() != "")
     assert ray.is_initialized()
     assert_ours_have_ended()
 

@@ -81,6 +81,7 @@ ORDERS = [
     ("turnstile", 0),
     ("turnstile", 1),
     ("global_enqueue", 0),
+    ("abreast", 0),
 ]
 
 
@@ -94,7 +95,7 @@ def test_the_same_digest_in_every_order_of_a_step(policy: str, layers: int, refe
     )
     assert digest(trajectories) == reference
     assert measured.coexisting_steps_share > 0.3
-    if policy != "plan":
+    if policy not in ("plan", "abreast"):
         assert measured.alternations_per_step <= 1
 
 
