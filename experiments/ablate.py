@@ -2,7 +2,7 @@
 
     python experiments/ablate.py --out out/ablate [--only swe-long-link] [--repeat 7]
 
-Nine parts, each an `interlace ablate` in a folder of its own with a report.html. Under a minute a
+Ten parts, each an `interlace ablate` in a folder of its own with a report.html. Under a minute a
 run on two quiet cores, about three hours in all (see `PARTS`: arms times five or seven, and a few
 runs that tune chunked). Runs that are there are not made again: stop it when you like and call it
 again, and those that others disturbed are made again. At the end the bars are printed: what
@@ -149,10 +149,19 @@ ORDERED = (
 
 
 IN_PLACE = "serial,chunked,whole_forward,multiplexed"
+DATA_PARALLEL = ("layout.tp=1", "dispatch.prefill=all_to_all", "dispatch.decode=all_to_all")
+"""As one runs ranks of one host: each has its own rows, and passes go straight."""
 
 PARTS = (
-    Part(name="game-short", workload="game-short", arms=f"{IN_PLACE},replicas", bars=(BEST,)),
-    Part(name="swe-long", workload="swe-long", bars=(BEST,)),
+    Part(
+        name="game-short",
+        workload="game-short",
+        arms=f"{IN_PLACE},replicas",
+        overrides=DATA_PARALLEL,
+        bars=(BEST,),
+    ),
+    Part(name="swe-long", workload="swe-long", overrides=DATA_PARALLEL, bars=(BEST,)),
+    Part(name="game-short-heads-split", workload="game-short", arms=IN_PLACE, bars=(BEST,)),
     Part(
         name="swe-long-link",
         workload="swe-long",

@@ -121,7 +121,9 @@ def compose(
             kv=kv,
             expert_placement=placement,
             dispatch=config.dispatch.of(work),
-            preemptible=work == ("prefill",) and config.mode == "multiplexed",
+            preemptible=work == ("prefill",)
+            and config.mode == "multiplexed"
+            and (transport.carrier.kind != "window" or config.launch.link is not None),
             waits=waits,
             buckets=work == ("decode",) and not waits,
         )
