@@ -40,8 +40,8 @@ class Crossing:
     While it waits for one it is to a driver as a communicator with a single collective.
     """
 
-    abreast: tuple[Crossing, ...]
-    """Those whose messages go by turns, in that order: alone, or this one among others."""
+    abreast: tuple[Crossing, ...] = ()
+    """This and another one, whose messages go by turns, in that order; none if it goes alone."""
     run: object | None = None
     """What computes between the messages, once its pass is ready. Those that are abreast go on only
     together."""
@@ -54,7 +54,7 @@ class Crossing:
         error: Callable[[int, tuple[int, int, int, bytes]], CommunicationError],
     ) -> None:
         """`error(nth, fault)`: in words, what is wrong with a message."""
-        self.timeout_s, self.abreast = timeout_s, (self,)
+        self.timeout_s = timeout_s
         self._native, self._error = native, error
 
     @property

@@ -390,8 +390,9 @@ class Sequencer:
             name: self._crossings[name, mine[0].op.role](mine, tickets)
             for name, mine in own.items()
         }
+        abreast = tuple(crossings.values()) if len(crossings) > 1 else ()
         for name, crossing in crossings.items():
-            crossing.abreast = tuple(crossings.values())
+            crossing.abreast = abreast
             with self.around(name):
                 self._resume(name, passes[name], crossing)
         while waiting := [n for n, one in passes.items() if isinstance(one.point, Arrival)]:
@@ -403,6 +404,8 @@ class Sequencer:
                 with self.around(name):
                     self._resume(name, passes[name], None)
         self._crossed(passes, own, crossings, ready_at)
+        for crossing in abreast:
+            crossing.abreast = ()  # they hold one another
 
     async def _arrival(self, crossing: Crossing, ticket: Ticket) -> None:
         self._progress.computing(ticket)

@@ -122,7 +122,7 @@ class Straight:
         crossing.run = run
         while outcome := go_on(crossing):
             if outcome == _FAULT:
-                raise next(error for one in crossing.abreast if (error := one.error()) is not None)
+                raise next(e for one in _together(crossing) if (e := one.error()) is not None)
             await perform(Arrival())
         if asked_S is not None:
             return x_TD[: len(asked_S)], topk_LTK
@@ -136,10 +136,14 @@ def _only(rows_S: torch.Tensor, num_rows: int) -> torch.Tensor | None:
     return rows_S.contiguous()
 
 
+def _together(crossing: Crossing) -> tuple[Crossing, ...]:
+    return crossing.abreast or (crossing,)
+
+
 def go_on(crossing: Crossing) -> int:
     """Compute as far as messages have come; of passes side by side, once both are ready."""
-    first, *others = crossing.abreast
-    if any(one.run is None for one in crossing.abreast):
+    first, *others = _together(crossing)
+    if first.run is None or any(one.run is None for one in others):
         return _WAITS
     if not others:
         return kernels.native.go_on(first.run, first.address)

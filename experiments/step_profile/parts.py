@@ -126,7 +126,7 @@ class Work:
 def _spent(crossing: Crossing) -> dict[str, float]:
     """Seconds of straight passes so far: what is left of their time is looking out for messages."""
     names = ("block", "dispatch", "experts", "norms, sums")
-    runs = [one.run for one in crossing.abreast if one.run is not None]
+    runs = [one.run for one in crossing.abreast or (crossing,) if one.run is not None]
     spent = [kernels.native.spent(run) for run in runs]
     return dict(zip(names, map(sum, zip(*spent, strict=True)), strict=True))
 

@@ -39,7 +39,7 @@ class Crossing:
 
     def __init__(self, rank: Rank, tickets: Sequence[Ticket]) -> None:
         self.tickets, self.at, self.num_asked = tickets, 0, 0
-        self.abreast: tuple[Crossing, ...] = (self,)
+        self.abreast: tuple[Crossing, ...] = ()
         self.run: Any = None
         self._rank, self._moments = rank, list[tuple[float, ...]]()
         self._steps: Generator[None] | None = None
@@ -56,21 +56,21 @@ class Crossing:
 
     async def go(self, num: int | None = None) -> None:
         """What the C++ does, as far as the sequencer sees: together with those abreast."""
-        self.run = self
-        first = self.abreast[0]
-        while any(one.run is None for one in self.abreast):
+        self.run, together = self, self.abreast or (self,)
+        first = together[0]
+        while any(one.run is None for one in together):
             await perform(Arrival())
         if first._steps is None:
-            first._steps = first._cross(num)
+            first._steps = first._cross(together, num)
         for _ in first._steps:
             await perform(Arrival())
 
-    def _cross(self, num: int | None) -> Generator[None]:
+    def _cross(self, together: Sequence[Crossing], num: int | None) -> Generator[None]:
         """Stops at each wait that is not over."""
         for _ in self.tickets[:num]:
-            for one in self.abreast:
+            for one in together:
                 one._post()
-            for one in self.abreast:
+            for one in together:
                 while not one.poll(None):
                     yield
                 one._settle()

@@ -50,7 +50,7 @@ def other_op(engine: Engine) -> None:
     sequencer.walk = other
 
 
-def end_in_a_crossing(number: int, *, abreast: int = 1) -> None:
+def end_in_a_crossing(number: int, *, abreast: int = 0) -> None:
     """By this signal, where a pass that goes straight, or `abreast` of them, wait for a message."""
     poll = Crossing.poll
 
