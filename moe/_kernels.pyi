@@ -162,6 +162,24 @@ def attention_block(
     eps: float,
     /,
 ) -> None: ...
+def finish(
+    item_size: int,
+    logits: int,
+    x: int,
+    norm: int,
+    rows: int,
+    width: int,
+    eps: float,
+    packed: int,
+    outputs: int,
+    experts: int,
+    id_size: int,
+    ids: int,
+    layers: int,
+    num_routed: int,
+    top_k: int,
+    /,
+) -> None: ...
 def straight(
     item_size: int,
     x: int,
@@ -181,13 +199,15 @@ def straight(
     asked: int,
     num_asked: int,
     owned: tuple[int, ...],
-    layers: tuple[tuple[float, ...], ...],
+    layers: bytes,
+    num_layers: int,
     /,
 ) -> object:
     """A pass through all layers that is about to begin (native/straight.h). `pages_size`: elements
     of a layer's pages. `asked`: ascending rows, the only ones that the last layer's experts are
     for, which come first in `x` in the end; `num_asked` is negative for all. `owned`: experts of
-    each member."""
+    each member. `layers`: of each as many numbers of eight bytes, what `attention_block` takes from
+    `hidden` on and then the addresses of its experts' matrices."""
 
 def go_on(run: object, crossing: int, /) -> int:
     """Compute as far as messages have come: 0 if it is through, 1 if it waits for one, 2 if there
@@ -213,13 +233,31 @@ def deal(
     /,
 ) -> None: ...
 def by_expert(order: int, counts: int, members: int, experts: int, /) -> None: ...
-def draw(
-    out: int,
-    logits: int,
-    temperatures: int,
-    noise: int,
-    num_rows: int,
-    size: int,
-    weights: int,
+def lay_out(
+    to: int,
+    padded: int,
+    width: int,
+    num_blocks: int,
+    input_ids: tuple[int, ...],
+    positions: tuple[int, ...],
+    starts: tuple[int, ...],
+    tables: tuple[tuple[int, ...], ...],
+    sample_rows: tuple[int, ...],
     /,
-) -> None: ...
+) -> bool:
+    """Puts the parts of a batch behind one another, int64 (native/layout.h): ids and positions, of
+    `padded` rows each, slots, tables of `width`, starts, lengths and sample rows. False where they
+    do not fit together, or a block is none of `num_blocks`."""
+
+def take_rows(
+    to: int, table: int, table_rows: int, row_bytes: int, ids: int, num_rows: int, /
+) -> bool:
+    """False where an id is not in the table."""
+
+def draw(
+    logits: int,
+    size: int,
+    temperatures: Sequence[float],
+    noises: Sequence[tuple[int, int, int]],
+    /,
+) -> list[tuple[int, float, float] | None]: ...

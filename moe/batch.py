@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from . import kernels
 from .description import Description
 from .kv_cache import BLOCK_SIZE
+from .pages import Pages
 from .to_device import to_device
 
 TILE_ROWS = (1, 8, 32)
@@ -76,6 +78,8 @@ class Batch:
     """[B] positions a sequence has once its rows are written."""
     sample_rows: torch.Tensor
     """[S]"""
+    samples_all: bool
+    """`sample_rows` are all real rows, in order."""
     tiles: tuple[TileGroup, ...]
     """What attention over planes works on; empty where it is not asked for."""
 
@@ -109,7 +113,51 @@ class Batch:
             cu_seqlens_q=to_device(rows.start_B1, on),
             context_lens=to_device(rows.context_len_B, on),
             sample_rows=to_device(_ints(description.sample_rows), on),
+            samples_all=_samples_all(description),
             tiles=tuple(rows.tile_groups(on, whole_tables)) if tiles else (),
+        )
+
+    @classmethod
+    def in_pages(cls, description: Description, pages: Pages, *, tp_size: int = 1) -> Batch:
+        """The same on a CPU without tiles, for attention over pages; ValueError where a table
+        names a block that is not in the pool, too.
+
+        In one call, as the host does this between two passes.
+        """
+        num_rows, tables = description.num_rows, description.block_tables
+        num_padded, num = num_rows + -num_rows % tp_size, len(description.cu_seqlens_q) - 1
+        width = max(map(len, tables), default=0)
+        sizes = (num_padded, num_padded, num_rows, num * width, num + 1, num)
+        memory = torch.empty(sum(sizes) + len(description.sample_rows), dtype=torch.int64)
+        if not kernels.native.lay_out(
+            memory.data_ptr(),
+            num_padded,
+            width,
+            pages.num_blocks,
+            description.input_ids,
+            description.positions,
+            description.cu_seqlens_q,
+            tables,
+            description.sample_rows,
+        ):
+            batch = cls.build(description, tp_size=tp_size, tiles=False)
+            pages.check(batch.block_tables)
+            return batch
+        ids, positions, slots, blocks, starts, lengths, samples = memory.split(
+            (*sizes, len(description.sample_rows))
+        )
+        return cls(
+            num_rows=num_rows,
+            num_padded_rows=num_padded,
+            input_ids=ids,
+            positions=positions,
+            slot_mapping=slots,
+            block_tables=blocks.view(num, width),
+            cu_seqlens_q=starts,
+            context_lens=lengths,
+            sample_rows=samples,
+            samples_all=_samples_all(description),
+            tiles=(),
         )
 
 
@@ -220,6 +268,12 @@ class _Rows:
             slot_P=to_device(tile_P * num_slots + index_P, device),
             mask_PQK=to_device(mask_PQK, device),
         )
+
+
+def _samples_all(description: Description) -> bool:
+    num_rows = description.num_rows
+    rows = description.sample_rows
+    return len(rows) == num_rows and rows == tuple(range(num_rows))
 
 
 def _counting(counts: Ints) -> Ints:

@@ -118,9 +118,7 @@ class AllToAllDispatcher:
     def __init__(self, *, placement: Placement, ep_rank: int) -> None:
         self._placement = placement
         self._ep_rank = ep_rank
-        self._experts_per_rank = tuple(
-            len(placement.experts_of(rank)) for rank in range(placement.ep_size)
-        )
+        self._experts_per_rank = placement.num_owned
         ends = tuple(accumulate(self._experts_per_rank, initial=0))
         self._experts_of_rank = tuple(pairwise(ends))
         self._rank_in_order_X = None if placement.in_order else np.argsort(placement.order)

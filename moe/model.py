@@ -29,6 +29,7 @@ from .context import PathContext
 from .description import Description
 from .dispatch import Dispatched, Dispatcher
 from .dispatch_strategy import dispatcher_of
+from .ends import End, rotation_of, rows_of
 from .mixture import PIECE_ROWS, MixtureLayer
 from .norm import add, add_and_norm, rms_norm
 from .router import Routing
@@ -91,15 +92,16 @@ class Model:
         if context.buckets:
             max_rows = rounded(max_rows)
             description = padded(description, max_rows)
-        batch = Batch.build(
-            description,
-            tp_size=1 if context.replicated else context.tp_size,
-            device=weights.device,
-            tiles=context.kv.pages is None,
-            whole_tables=context.buckets,
-        )
-        if context.kv.pages is not None:
-            context.kv.pages.check(batch.block_tables)
+        tp_size, pages = 1 if context.replicated else context.tp_size, context.kv.pages
+        if pages is not None:
+            batch = Batch.in_pages(description, pages, tp_size=tp_size)
+        else:
+            batch = Batch.build(
+                description,
+                tp_size=tp_size,
+                device=weights.device,
+                whole_tables=context.buckets,
+            )
         dispatcher = dispatcher_of(
             context.dispatch,
             placement=context.expert_placement,
@@ -117,18 +119,24 @@ class Model:
         """The device's part of `forward`. Unless the path `waits`, the host reads nothing in it and
         gives nothing in: it can be captured, and serves all batches of the same shape."""
         batch, dispatcher = prepared.batch, prepared.dispatcher
-        shares = _Shares(batch, context)
         rotation = self.rotation(weights, batch)
-        x_UD = self.embed(weights, batch)[shares.mine]
+        x_UD = self.embed(weights, batch)
         straight = weights.straight
         if straight is not None and straight.fits(context):
             crossing = await perform(straight.stretch)
             if crossing is not None:
-                x_SD, topk_LTK = await straight.cross(crossing, context, x_UD, rotation, batch)
-                return ForwardOutput(
-                    logits_SV=self.logits(weights, x_SD).float(),
-                    experts_TLK=topk_LTK.to(self._id_dtype).transpose(0, 1).contiguous(),
-                )
+                x_TD = x_UD.contiguous()
+                asked_S, topk_LTK = straight.begin(crossing, context, x_TD, rotation, batch)
+                if asked_S is None and not batch.samples_all:
+                    await straight.through(crossing)
+                    end = self.end(weights, x_TD.index_select(0, batch.sample_rows), topk_LTK)
+                else:
+                    end = self.end(weights, x_TD[: batch.sample_rows.shape[0]], topk_LTK)
+                    await straight.through(crossing)
+                logits_SV, experts_TLK = end()
+                return ForwardOutput(logits_SV=logits_SV, experts_TLK=experts_TLK)
+        shares = _Shares(batch, context)
+        x_UD = x_UD[shares.mine]
         chosen: list[torch.Tensor] = []
         in_pieces = context.preemptible and batch.num_rows >= PIECE_ROWS
         pages = None if in_pieces or context.tp_size > 1 else context.kv.pages
@@ -183,25 +191,23 @@ class Model:
             )
         logits_SV = self.logits(weights, x_UD.index_select(0, batch.sample_rows))
         if context.tp_size > 1:
-            parts = await perform(Gather(role="tp", stage="final.logits", payload=logits_SV))
-            logits_SV = torch.cat(parts, dim=1)[:, : self.config.vocab_size]
-        return ForwardOutput(
-            logits_SV=logits_SV.float(),
-            experts_TLK=experts_TLK[: batch.num_rows],
-        )
+            payload = logits_SV.to(weights.dtype)  # what it was rounded to
+            parts = await perform(Gather(role="tp", stage="final.logits", payload=payload))
+            logits_SV = torch.cat(parts, dim=1)[:, : self.config.vocab_size].float()
+        return ForwardOutput(logits_SV=logits_SV, experts_TLK=experts_TLK[: batch.num_rows])
 
     def embed(self, weights: Weights, batch: Batch) -> torch.Tensor:
         """[T, D]"""
-        x_TD = weights.embed_VD.index_select(0, batch.input_ids)
+        x_TD = rows_of(weights.embed_VD, batch.input_ids)
         multiplier = self.config.multipliers.embedding
         return x_TD if multiplier == 1 else x_TD * multiplier
 
     def rotation(self, weights: Weights, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """[real T, 1, E] cosines and signed sines of the rows' positions."""
-        positions = batch.positions[: batch.num_rows]
-        cos_TE = weights.cos_PE.index_select(0, positions)
-        sin_TE = weights.sin_PE.index_select(0, positions)
-        return cos_TE[:, None], sin_TE[:, None]
+        positions = batch.positions
+        if batch.num_padded_rows > batch.num_rows:
+            positions = positions[: batch.num_rows]
+        return rotation_of(weights.cos_PE, weights.sin_PE, positions)
 
     def pre_attention(self, layer: LayerWeights, x_UD: torch.Tensor) -> torch.Tensor:
         """[U, X]"""
@@ -243,10 +249,22 @@ class Model:
         return torch.stack(tuple(chosen), dim=1).to(self._id_dtype)
 
     def logits(self, weights: Weights, x_SD: torch.Tensor) -> torch.Tensor:
-        """[S, this rank's vocabulary]"""
-        rows_SD = self._norm(x_SD, weights.norm_D)
-        multiplier = self.config.multipliers.logits
-        return weights.head(rows_SD) if multiplier == 1 else weights.head(rows_SD) * multiplier
+        """[S, this rank's vocabulary] in float32"""
+        return self.end(weights, x_SD.contiguous())()[0]
+
+    def end(
+        self, weights: Weights, x_SD: torch.Tensor, topk_LTK: torch.Tensor | None = None
+    ) -> End:
+        """Logits of these rows, and experts of all, once they are there."""
+        return End(
+            x_SD,
+            weights.norm_D,
+            weights.head,
+            topk_LTK,
+            eps=self.config.rms_eps,
+            multiplier=self.config.multipliers.logits,
+            id_dtype=self._id_dtype,
+        )
 
     def _norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
         return rms_norm(x_TD, weight_D, self.config.rms_eps)

@@ -48,6 +48,7 @@ class Pages:
         width: int,
         dtype: torch.dtype,
     ) -> None:
+        self.num_blocks = num_blocks
         self.num_heads = num_heads
         self.width = width
         shape = (num_layers, num_blocks, num_heads, 2 * PAGE_POSITIONS * width)
@@ -67,7 +68,7 @@ class Pages:
         """Raises ValueError where a table names a block that is not in the pool."""
         if not tables.numel():
             return
-        num_blocks = self.pool.shape[1]
+        num_blocks = self.num_blocks
         low, high = (int(block) for block in tables.aminmax())
         if low < 0 or high >= num_blocks:
             raise ValueError(

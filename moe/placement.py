@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +12,12 @@ class Placement:
     owners: tuple[int, ...]
     """[X] expert-parallel rank of each expert."""
     ep_size: int
+    order: tuple[int, ...] = field(init=False, compare=False)
+    """All experts as they are sent: by owner, then by id."""
+    in_order: bool = field(init=False, compare=False)
+    """Whether experts are sent by their ids."""
+    num_owned: tuple[int, ...] = field(init=False, compare=False)
+    """Experts of each rank."""
 
     def __post_init__(self) -> None:
         if not all(0 <= owner < self.ep_size for owner in self.owners):
@@ -19,6 +25,13 @@ class Placement:
                 f"experts are owned by ranks {sorted(set(self.owners))}, but the group has "
                 f"{self.ep_size} ranks"
             )
+        # Every pass asks for these: made once, never changed.
+        every = range(self.num_experts)
+        order = tuple(sorted(every, key=self.owners.__getitem__))
+        num_owned = tuple(self.owners.count(rank) for rank in range(self.ep_size))
+        object.__setattr__(self, "order", order)
+        object.__setattr__(self, "in_order", order == tuple(every))
+        object.__setattr__(self, "num_owned", num_owned)
 
     @classmethod
     def contiguous(cls, num_experts: int, ep_size: int) -> Placement:
@@ -34,14 +47,5 @@ class Placement:
 
     def experts_of(self, rank: int) -> tuple[int, ...]:
         """Ascending ids of the experts `rank` owns."""
-        return tuple(expert for expert, owner in enumerate(self.owners) if owner == rank)
-
-    @property
-    def in_order(self) -> bool:
-        """Whether experts are sent by their ids."""
-        return self.order == tuple(range(self.num_experts))
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """All experts as they are sent: by owner, then by id."""
-        return tuple(sorted(range(self.num_experts), key=lambda expert: self.owners[expert]))
+        first = sum(self.num_owned[:rank])
+        return self.order[first : first + self.num_owned[rank]]

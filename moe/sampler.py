@@ -10,7 +10,7 @@ Shapes: S rows, V vocabulary, C candidate tokens in ascending order of id.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ _ROUNDING = 1e-9
 """Far more than rounding does to what `gumbel_argmax` compares."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """One row to sample: how, and what its noise is a function of."""
 
     params: SamplingParams
@@ -38,8 +37,7 @@ class SampleRow:
     """Tokens of this turn so far; only `choices` look at them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A token and its log-probabilities; both are float32 values."""
 
     token: int
@@ -98,24 +96,24 @@ def sample(logits_SV: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """
     if len(rows) != len(logits_SV):
         raise ValueError(f"{len(logits_SV)} rows of logits, {len(rows)} rows to sample")
-    logits = logits_SV.cpu().numpy()
-    plain = [at for at, row in enumerate(rows) if _is_plain(row.params, logits.shape[1])]
+    if not logits_SV.is_cpu:
+        logits_SV = logits_SV.cpu()
+    size = logits_SV.shape[1]
+    plain = [at for at, row in enumerate(rows) if _is_plain(row.params, size)]
+    chosen = rows if len(plain) == len(rows) else [rows[at] for at in plain]
     drawn = draw(
-        logits if len(plain) == len(rows) else logits[plain],
-        [rows[at].params.temperature for at in plain],
-        [Noise(rows[at].seed, rows[at].trajectory, rows[at].position) for at in plain],
+        logits_SV if len(plain) == len(rows) else logits_SV[plain],
+        [row.params.temperature for row in chosen],
+        [Noise(row.seed, row.trajectory, row.position) for row in chosen],
     )
     sampled = {
-        at: Sampled(
-            token=one.token,
-            logprob_raw=one.logprob_raw,
-            logprob=one.logprob,
-            done_choice=False,
-        )
+        at: Sampled(one.token, one.logprob_raw, one.logprob, False)
         for at, one in zip(plain, drawn, strict=True)
         if one is not None
     }
-    return [sampled.get(at) or sample_row(logits[at], row) for at, row in enumerate(rows)]
+    return [
+        sampled.get(at) or sample_row(logits_SV[at].numpy(), row) for at, row in enumerate(rows)
+    ]
 
 
 def uniform_noise(*, seed: int, trajectory: int, position: int, vocab_size: int) -> Floats:

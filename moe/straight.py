@@ -9,6 +9,7 @@ Shapes: T rows, D hidden, L layers, K experts a row goes to.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ from .context import PathContext
 from .experts import Expert
 from .mixture import MixtureLayer
 
+_OF_LAYER = "<qqqqqqqdqqqqqqddd"
+"""Types of `AttentionBlock.of_layer`."""
 _WAITS, _FAULT = 1, 2
 """What `go_on` may answer; 0 is through."""
 
@@ -37,8 +40,9 @@ class Straight:
     top_k: int
     width: int
     """Of an expert."""
-    layers: tuple[tuple[float, ...], ...]
-    """`AttentionBlock.of_layer`, then the addresses of the experts' matrices."""
+    num_layers: int
+    layers: bytes
+    """Of each: `AttentionBlock.of_layer`, then the addresses of the experts' matrices."""
     stretch: Stretch
 
     @classmethod
@@ -46,7 +50,7 @@ class Straight:
         cls, blocks: Sequence[tuple[AttentionBlock | None, MixtureLayer | Expert]]
     ) -> Straight | None:
         """Of these layers; None where one is not our kernels' or more than they do."""
-        layers: list[tuple[float, ...]] = []
+        layers: list[bytes] = []
         widths: set[int] = set()
         for block, mixture in blocks:
             if block is None or not isinstance(mixture, MixtureLayer) or mixture.shared is not None:
@@ -56,9 +60,10 @@ class Straight:
                 return None
             widths.update(expert.width for expert in packed)
             matrices = [address for expert in packed for address in expert.addresses]
-            layers.append((*block.of_layer, *matrices))
+            numbers = struct.pack(_OF_LAYER + len(matrices) * "q", *block.of_layer, *matrices)
+            layers.append(numbers)
         first = blocks[0][0] if blocks else None
-        if first is None or len(widths) > 1:
+        if first is None or len(widths) > 1 or len({len(numbers) for numbers in layers}) > 1:
             return None
         parts = ("counts", "dispatch", "combine")
         stages = tuple(f"{index}.{part}" for index in range(len(layers)) for part in parts)
@@ -66,7 +71,8 @@ class Straight:
             item_size=first.item_size,
             top_k=first.top_k,
             width=widths.pop(),
-            layers=tuple(layers),
+            num_layers=len(layers),
+            layers=b"".join(layers),
             stretch=Stretch(stages=stages, role="ep"),
         )
 
@@ -81,24 +87,25 @@ class Straight:
             and context.expert_placement.in_order
         )
 
-    async def cross(
+    def begin(
         self,
         crossing: Crossing,
         context: PathContext,
         x_TD: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
         batch: Batch,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[S, D] the last layer's residual of rows that are asked for; [L, T, K] the experts that
-        all rows went to."""
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Make a pass ready to go `through`. In the end there are, in the first of `x_TD`, the last
+        layer's residual of rows that are asked for, [S, D]: those returned first, or all that there
+        are; and [L, T, K] the experts that all rows went to."""
         pages, placement = context.kv.pages, context.expert_placement
         assert pages is not None
+        assert x_TD.is_contiguous()
         num_rows = batch.num_rows
-        asked_S = _only(batch.sample_rows, num_rows)
-        x_TD = x_TD.contiguous()
-        topk_LTK = torch.empty((len(self.layers), num_rows, self.top_k), dtype=torch.int64)
+        asked_S = None if batch.samples_all else _only(batch.sample_rows, num_rows)
+        topk_LTK = torch.empty((self.num_layers, num_rows, self.top_k), dtype=torch.int64)
         cos_T1E, sin_T1E = rotation
-        run = kernels.native.straight(
+        crossing.run = kernels.native.straight(
             self.item_size,
             x_TD.data_ptr(),
             topk_LTK.data_ptr(),
@@ -116,17 +123,18 @@ class Straight:
             self.width,
             0 if asked_S is None else asked_S.data_ptr(),
             -1 if asked_S is None else len(asked_S),
-            tuple(len(placement.experts_of(rank)) for rank in range(placement.ep_size)),
+            placement.num_owned,
             self.layers,
+            self.num_layers,
         )
-        crossing.run = run
+        return asked_S, topk_LTK
+
+    async def through(self, crossing: Crossing) -> None:
+        """All layers of a pass that is ready."""
         while outcome := go_on(crossing):
             if outcome == _FAULT:
                 raise next(e for one in _together(crossing) if (e := one.error()) is not None)
             await perform(Arrival())
-        if asked_S is not None:
-            return x_TD[: len(asked_S)], topk_LTK
-        return x_TD.index_select(0, batch.sample_rows), topk_LTK
 
 
 def _only(rows_S: torch.Tensor, num_rows: int) -> torch.Tensor | None:

@@ -32,7 +32,7 @@ def to_host(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     They are copied in the order of the current stream, and an event behind the copies is waited
     for, so work that was put on the stream afterwards, or on another, is not.
     """
-    if all(tensor.device.type == "cpu" for tensor in tensors):
+    if all(tensor.is_cpu for tensor in tensors):
         return tensors
     copies = tuple(
         torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(

@@ -18,6 +18,7 @@ from interlace.moe.config import ModelConfig
 from interlace.moe.dispatch import AllToAllDispatcher
 from interlace.moe.dispatch_fixed import FixedDispatcher
 from interlace.moe.dispatch_gather import GatherDispatcher
+from interlace.moe.ends import End
 from interlace.moe.experts import apply_experts
 from interlace.moe.linear import Linear
 from interlace.moe.paged_attention import paged_attention
@@ -81,6 +82,12 @@ class Work:
         if len(x_TK):
             part = "block" if in_block else "products"
             self._add(part, 2.0 * len(x_TK) * size, 2.0 * size)
+
+    def end(self, end: End) -> None:
+        rows, width = end.shape
+        if rows:
+            size = width * self._vocab_size
+            self._add("products", 2.0 * rows * size, 2.0 * size)
 
     def experts(self, experts: Any, x_ND: Any, counts_X: Any, **_: Any) -> None:
         size = 3 * x_ND.shape[1] * self._expert_size
@@ -151,6 +158,7 @@ def watched(watch: Stopwatch, work: Work) -> Iterator[None]:
         block = work.counted(work.block, AttentionBlock.__call__)
         put(AttentionBlock, "__call__", watch.of("block", block))
         put(Linear, "__call__", watch.of("products", product))
+        put(End, "__call__", watch.of("products", work.counted(work.end, End.__call__)))
         fits = Straight.fits
         put(Straight, "fits", lambda own, context: work.goes_straight(fits(own, context)))
         put(straight, "go_on", watch.of_parts("waiting", straight.go_on, _spent))
@@ -164,7 +172,8 @@ def watched(watch: Stopwatch, work: Work) -> Iterator[None]:
         for dispatcher in (AllToAllDispatcher, FixedDispatcher, GatherDispatcher):
             for name in ("dispatch", "combine"):
                 put(dispatcher, name, watch.of_steps("dispatch", vars(dispatcher)[name]))
-        put(Batch, "build", classmethod(watch.of("batch", vars(Batch)["build"].__func__)))
+        for name in ("build", "in_pages"):
+            put(Batch, name, classmethod(watch.of("batch", vars(Batch)[name].__func__)))
         for communicator in (WindowCommunicator, ByteCommunicator):
             time("exchange", communicator, "post", "result")
             time("waiting", communicator, "poll")

@@ -5,6 +5,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstring>
+
 #include "kernels.h"
 
 namespace {
@@ -38,6 +40,30 @@ class Arguments {
   }
   PyObject *const *args_;
   bool good_ = true;
+};
+
+// The same of numbers that lie side by side, eight bytes each: read in every step, objects of Python
+// would have to be fetched one by one.
+class Numbers {
+ public:
+  explicit Numbers(const char *at) : at_(at) {}
+  int64_t size() { return taken<int64_t>(); }
+  float real() { return static_cast<float>(taken<double>()); }
+  template <class T>
+  T *at() {
+    return reinterpret_cast<T *>(static_cast<intptr_t>(size()));
+  }
+
+ private:
+  template <class N>
+  N taken() {
+    static_assert(sizeof(N) == 8, "eight bytes each");
+    N number;
+    std::memcpy(&number, at_, sizeof number);
+    at_ += sizeof number;
+    return number;
+  }
+  const char *at_;
 };
 
 const interlace::Kernels *kernels_of(PyObject *module) {

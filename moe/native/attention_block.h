@@ -31,19 +31,21 @@ struct Block {
     attention.sequences = next.size();
   }
 
-  void take_layer(Arguments &next) {
+  // Of `Arguments` or `Numbers`.
+  template <class From>
+  void take_layer(From &next) {
     const int64_t hidden = next.size();
     before.x_stride = after.x_stride = before.width = after.width = hidden;
-    before.weight = next.at<const T>();
-    qkv.packed = next.at<const T>();
-    heads.norm = next.at<const T>();
+    before.weight = next.template at<const T>();
+    qkv.packed = next.template at<const T>();
+    heads.norm = next.template at<const T>();
     attention.heads = heads.heads = next.size();
     attention.kv_heads = heads.kv_heads = next.size();
     attention.width = heads.width = next.size();
     attention.scale = next.real();
-    o.packed = next.at<const T>();
-    after.weight = next.at<const T>();
-    router.packed = next.at<const T>();
+    o.packed = next.template at<const T>();
+    after.weight = next.template at<const T>();
+    router.packed = next.template at<const T>();
     choice.experts = next.size();
     choice.top_k = next.size();
     choice.normalise = next.size() != 0;

@@ -6,8 +6,10 @@
 
 #include "attention_block.h"
 #include "dealing.h"
+#include "drawing.h"
+#include "ends.h"
+#include "layout.h"
 #include "methods.h"
-#include "sampling.h"
 #include "straight.h"
 
 namespace {
@@ -34,19 +36,6 @@ int runnable(const interlace::Kernels *(&found)[MOST_KERNELS]) {
   if (avx2) found[count++] = interlace::avx2_kernels();
 #endif
   return count;
-}
-
-PyObject *draw(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
-  Arguments next(args, nargs, 7);
-  auto *out = next.at<double>();
-  auto *logits = next.at<const float>();
-  auto *temperature = next.at<const double>();
-  auto *noise = next.at<const uint64_t>();
-  const int64_t num_rows = next.size(), size = next.size();
-  auto *weights = next.at<double>();
-  if (!next.good()) return nullptr;
-  interlace::draw(out, logits, temperature, noise, num_rows, size, weights);
-  Py_RETURN_NONE;
 }
 
 PyObject *instructions(PyObject *module, PyObject *) {
@@ -109,12 +98,15 @@ PyMethodDef methods[] = {
     TYPED(turn_heads, 13),
     TYPED(attend, 12),
     TYPED(attention_block, 32),
-    TYPED(straight, 18),
+    TYPED(finish, 14),
+    TYPED(straight, 19),
     PLAIN(go_on),
     PLAIN(go_on_beside),
     PLAIN(spent),
     PLAIN(deal),
     PLAIN(by_expert),
+    PLAIN(lay_out),
+    PLAIN(take_rows),
     PLAIN(draw),
     {nullptr, nullptr, 0, nullptr},
 };

@@ -61,24 +61,8 @@ class StraightOf : public Straight {
     all_ = num_asked < 0;
     if (!all_) asked_.assign(asked, asked + num_asked);
     PyObject *owned = next.object(), *layers = next.object();
-    if (!next.good() || !take_owned(owned)) return false;
-    const Py_ssize_t num = PyTuple_Check(layers) ? PyTuple_GET_SIZE(layers) : 0;
-    for (Py_ssize_t nth = 0; nth < num; nth++) {
-      PyObject *items = PyTuple_GET_ITEM(layers, nth);
-      if (!PyTuple_Check(items)) break;
-      const Py_ssize_t size = PyTuple_GET_SIZE(items);
-      Arguments own(reinterpret_cast<PyTupleObject *>(items)->ob_item, size, size);
-      StraightLayer<T> layer = {rows, {}};
-      layer.block.attention.pages = layer.block.heads.pages += nth * pages_size;
-      layer.block.take_layer(own);
-      for (Py_ssize_t left = size - NUM_OF_LAYER; left > 0; left--) {
-        layer.matrices.push_back(own.at<const T>());
-      }
-      if (!own.good()) return false;
-      layers_.push_back(std::move(layer));
-    }
-    if (layers_.size() != static_cast<size_t>(num) || num == 0) {
-      PyErr_SetString(PyExc_TypeError, "layers must be a tuple of tuples");
+    const int64_t num = next.size();
+    if (!next.good() || !take_owned(owned) || !take_layers(layers, num, rows, pages_size)) {
       return false;
     }
     hidden_ = layers_[0].block.before.width;
@@ -124,7 +108,7 @@ class StraightOf : public Straight {
   }
 
  private:
-  static constexpr Py_ssize_t NUM_OF_LAYER = 17;  // arguments of Block::take_layer
+  static constexpr Py_ssize_t NUM_OF_LAYER = 17;  // numbers of Block::take_layer
   static constexpr auto UNIT_BYTES = static_cast<intptr_t>(interlace::UNIT * sizeof(T));
 
   bool is_of(const Crossing &c) const {
@@ -168,6 +152,26 @@ class StraightOf : public Straight {
   Outcome mixed_and_counts(Crossing &c) {
     if (const Outcome outcome = mixed(c); outcome != THROUGH) return outcome;
     return ++at_ == static_cast<int64_t>(layers_.size()) ? THROUGH : counts(c);
+  }
+
+  // Numbers of each layer, eight bytes each: those of a block, then where its experts' matrices are.
+  bool take_layers(PyObject *layers, int64_t num, const Block<T> &rows, int64_t pages_size) {
+    const Py_ssize_t size = PyBytes_Check(layers) ? PyBytes_GET_SIZE(layers) : 0;
+    if (num < 1 || size % (num * 8) != 0 || size / (num * 8) < NUM_OF_LAYER) {
+      PyErr_SetString(PyExc_TypeError, "layers must be bytes of as many numbers each");
+      return false;
+    }
+    Numbers next(PyBytes_AS_STRING(layers));
+    for (int64_t nth = 0; nth < num; nth++) {
+      StraightLayer<T> layer = {rows, {}};
+      layer.block.attention.pages = layer.block.heads.pages += nth * pages_size;
+      layer.block.take_layer(next);
+      for (Py_ssize_t left = size / (num * 8) - NUM_OF_LAYER; left > 0; left--) {
+        layer.matrices.push_back(next.at<const T>());
+      }
+      layers_.push_back(std::move(layer));
+    }
+    return true;
   }
 
   bool take_owned(PyObject *owned) {

@@ -65,7 +65,7 @@ def test_a_row_has_the_bits_of_the_reference_whatever_is_beside_it(
 def test_hardly_a_row_of_usual_logits_is_left_to_the_reference(temperature: float) -> None:
     logits = some_logits(1, 400, 1000, 3.0)
     noises = [Noise(1, nth, 700) for nth in range(len(logits))]
-    found = draw(logits, [temperature] * len(logits), noises)
+    found = draw(torch.from_numpy(logits), [temperature] * len(logits), noises)
     assert sum(drawn is None for drawn in found) < 4
     rows = [row(temperature, noise) for noise in noises]
     for logits_V, each, drawn in zip(logits, rows, found, strict=True):
@@ -77,15 +77,15 @@ def test_nothing_is_said_of_what_is_not_a_number(wrong: float) -> None:
     logits = some_logits(1, 1, 100, 1.0)
     for at in (0, 50, 99):
         logits[0, at] = wrong
-        assert draw(logits, [1.0], [Noise(1, 2, 3)]) == [None]
+        assert draw(torch.from_numpy(logits), [1.0], [Noise(1, 2, 3)]) == [None]
 
 
 def test_nothing_is_said_of_a_tie_of_more_than_a_few() -> None:
-    assert draw(np.zeros((1, 100), np.float32), [0.0], [Noise(1, 2, 3)]) == [None]
+    assert draw(torch.zeros(1, 100), [0.0], [Noise(1, 2, 3)]) == [None]
 
 
 def test_equally_likely_tokens_give_the_first() -> None:
-    logits = np.zeros((1, 100), np.float32)
+    logits = torch.zeros(1, 100)
     logits[0, [40, 70]] = 9
     found = draw(logits, [0.0], [Noise(1, 2, 3)])[0]
     assert found is None or found.token == 40
@@ -93,4 +93,18 @@ def test_equally_likely_tokens_give_the_first() -> None:
 
 def test_without_an_extension_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "native", None)
-    assert draw(some_logits(1, 2, 10, 1.0), [1.0, 0.0], [Noise(1, 2, 3)] * 2) == [None, None]
+    logits = torch.from_numpy(some_logits(1, 2, 10, 1.0))
+    assert draw(logits, [1.0, 0.0], [Noise(1, 2, 3)] * 2) == [None, None]
+
+
+@needs_extension
+def test_what_is_no_temperature_or_no_noise_is_an_error_and_draws_nothing() -> None:
+    logits, three = torch.zeros(1, 100), (1, 2, 3)
+    for temperatures, noises, error in (
+        (["hot"], [three], TypeError),
+        ([1.0], [("seed", 2, 3)], TypeError),
+        ([1.0], [(1, 2)], IndexError),
+        ([1.0], [], ValueError),
+    ):
+        with pytest.raises(error):
+            kernels.native.draw(logits.data_ptr(), 100, temperatures, noises)  # type: ignore[arg-type]

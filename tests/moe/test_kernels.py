@@ -15,6 +15,7 @@ from interlace.moe import kernels
 from interlace.moe.alone import forward_alone
 from interlace.moe.config import ModelConfig, read_config
 from interlace.moe.dispatch import Returned
+from interlace.moe.ends import End
 from interlace.moe.experts import Expert, apply_experts
 from interlace.moe.linear import HeadwiseLinear, Linear, padded_linear
 from interlace.moe.mixture import MixtureLayer, weighted_sum
@@ -350,12 +351,13 @@ def test_the_self_test_reports_a_product_that_depends_on_the_batch(
     weights = load_weights(folder, config, expert_ids=placement.experts_of(0), dtype=dtype)
     with torch.inference_mode():
         assert exactness(Model(config), weights, placement=placement).exact
-    product = kernels.PackedWeight.__call__
+    product = End.__call__
 
-    def careless(weight: kernels.PackedWeight, x_TK: torch.Tensor) -> torch.Tensor:
-        return product(weight, x_TK) * (1 + 0.01 * len(x_TK))
+    def careless(end: End) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_SV, ids_TLK = product(end)
+        return logits_SV * (1 + 0.01 * len(logits_SV)), ids_TLK
 
-    monkeypatch.setattr(kernels.PackedWeight, "__call__", careless)
+    monkeypatch.setattr(End, "__call__", careless)
     with torch.inference_mode():
         report = exactness(Model(config), weights, placement=placement)
     assert report.differing == ("chunks of 7", "decoded beside another")
