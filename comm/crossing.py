@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from .errors import CommunicationError
+from .path import Ticket
 
-_MESSAGE = struct.Struct("<qqqqII")
 Moments = tuple[float, float, float, float, float]
 """Seconds of the host's clock: when the computation up to a message began and ended, when it was
 posted and settled; and how much of the last was waiting."""
@@ -84,6 +84,8 @@ class Crossing:
         """Nothing: the pass takes it."""
 
 
-def packed(messages: Sequence[tuple[int, int, int, int, int, int]]) -> bytes:
-    """Messages (slot, comm_seq, epoch, seq, stage, kind) as crossing.h has them."""
-    return b"".join([_MESSAGE.pack(*message) for message in messages])
+def packed(tickets: Sequence[Ticket], kind: int) -> bytes:
+    """What all members' headers must say, as crossing.h has it: slot, comm_seq, epoch, seq, stage
+    and kind of each."""
+    fields = [n for t in tickets for n in (t.slot, t.comm_seq, t.epoch, t.seq, t.op.crc, kind)]
+    return struct.pack("<" + len(tickets) * "qqqqII", *fields)

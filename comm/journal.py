@@ -7,8 +7,13 @@ every rank). The journal keeps everything or, with a bound, the last `limit` tic
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from typing import Any, NamedTuple, overload
+
+from .crossing import Moments
+from .path import Ticket
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
@@ -45,9 +50,9 @@ class TicketRecord:
         return tuple(zip(bounds[::2], bounds[1::2], strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class StepRecord:
-    """One step of one rank; agreed numbers are the same on every rank."""
+    """One step of one rank; agreed numbers are the same on every rank. Written once."""
 
     step: int
     version: int
@@ -78,11 +83,106 @@ class StepRecord:
     """Keys and values this rank sent to others in it."""
 
 
+class Begun(NamedTuple):
+    """The beginning of the computation up to a ticket."""
+
+    resumed_at: float
+    pauses: tuple[tuple[float, float], ...] = ()
+
+
+class Crossed(Sequence[TicketRecord]):
+    """Records of tickets that were crossed in one call, made when somebody reads them."""
+
+    __slots__ = ("_begun", "_members", "_moments", "_tickets")
+
+    def __init__(
+        self,
+        tickets: Sequence[Ticket],
+        moments: Sequence[Moments],
+        *,
+        members: Mapping[str, tuple[int, ...]],
+        begun: Mapping[str, Begun],
+    ) -> None:
+        """`moments`: of each ticket. `members`: of each path's communicator. `begun`: how the
+        computation up to each path's first ticket began."""
+        self._tickets, self._moments = tickets, moments
+        self._members, self._begun = members, begun
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[TicketRecord]:
+        first = dict(self._begun)
+        for ticket, moments in zip(self._tickets, self._moments, strict=True):
+            resumed_at, computed_at, posted_at, settled_at, waited_s = moments
+            begun = first.pop(ticket.path, None)
+            yield TicketRecord(
+                step=ticket.step,
+                seq=ticket.seq,
+                path=ticket.path,
+                role=ticket.op.role,
+                stage=ticket.op.stage,
+                comm_seq=ticket.comm_seq,
+                members=self._members[ticket.path],
+                resumed_at=resumed_at if begun is None else begun.resumed_at,
+                computed_at=computed_at,
+                posted_at=posted_at,
+                settled_at=settled_at,
+                waited_s=waited_s,
+                pauses=() if begun is None else begun.pauses,
+            )
+
+    @overload
+    def __getitem__(self, index: int) -> TicketRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TicketRecord]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+
+class TicketRecords(Sequence[TicketRecord]):
+    """The last `limit` of those that were put in, or all."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._pieces: deque[Sequence[TicketRecord]] = deque()
+        self._num = 0
+
+    def append(self, record: TicketRecord) -> None:
+        self.extend((record,))
+
+    def extend(self, records: Sequence[TicketRecord]) -> None:
+        """Not read before somebody asks for them."""
+        pieces = self._pieces
+        pieces.append(records)
+        self._num += len(records)
+        if self._limit is not None:
+            while pieces and self._num - len(pieces[0]) >= self._limit:
+                self._num -= len(pieces.popleft())
+
+    def clear(self) -> None:
+        self._pieces.clear()
+        self._num = 0
+
+    def __len__(self) -> int:
+        return self._num if self._limit is None else min(self._num, self._limit)
+
+    def __iter__(self) -> Iterator[TicketRecord]:
+        return islice(chain.from_iterable(self._pieces), self._num - len(self), None)
+
+    @overload
+    def __getitem__(self, index: int) -> TicketRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TicketRecord]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+
 class Journal:
     """Appends records; `tail` is what an error quotes."""
 
     def __init__(self, limit: int | None = None) -> None:
-        self.tickets: deque[TicketRecord] = deque(maxlen=limit)
+        self.tickets = TicketRecords(limit)
         self.steps: deque[StepRecord] = deque(maxlen=limit)
 
     def tail(self, count: int = 8) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,11 @@ class Op:
     """Where in the forward pass: layer and purpose."""
     work: int = 1
     """Computation that leads to it, beside that of the program's others."""
+    crc: int = field(init=False, repr=False, compare=False)
+    """crc32 of the stage: what headers and hashes hold of it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "crc", zlib.crc32(self.stage.encode()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +55,13 @@ class Path:
         raise ValueError(f"path {self.name}: rank {rank} is in no group of role {role!r}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Ticket:
     """Permission to issue one collective, named the same way on every rank.
 
     `seq` is the place in the one order over all paths. `comm_seq` counts per (path, role): the
     members of one communicator agree on it, so ``slot = comm_seq mod slots`` is never implicit.
+    Never changed; frozen it would be made three times as slowly, in every step.
     """
 
     epoch: int

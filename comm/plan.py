@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, zip_longest
 from typing import Literal
 
@@ -16,6 +16,9 @@ Mode = Literal["serial", "chunked", "whole_forward", "multiplexed", "disaggregat
 Policy = Literal["plan", "abreast", "turnstile", "global_enqueue"]
 
 _SPREADING = ("multiplexed", "disaggregated")
+
+_PathSeqs = tuple[tuple[str, int], ...]
+_CommSeqs = tuple[tuple[tuple[str, str], int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +54,8 @@ class PlanState:
     step: int = 0
     version: int = 0
     seq: int = 0
-    path_seq: tuple[tuple[str, int], ...] = ()
-    comm_seq: tuple[tuple[tuple[str, str], int], ...] = ()
+    path_seq: _PathSeqs = ()
+    comm_seq: _CommSeqs = ()
     position: tuple[tuple[str, int], ...] = ()
     """Paths in flight -> tickets of their program already issued."""
 
@@ -135,7 +138,8 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
             finish.append(path.name)
 
     order = _order(state, start, counts, config)
-    tickets, after = _tickets(state, start, order, decoding, config)
+    cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
+    tickets, path_seq, comm_seq = _tickets(state, cursor, order, decoding, config)
     turnstile = config.policy == "turnstile" and len(counts) > 1
     for name in finish:
         del position[name]
@@ -152,10 +156,13 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
         update=update,
         park_ms=config.park_ms if idle and not update else 0,
         stop=idle and not drop and not update and all(p.idle and p.stop for p in leaders),
-        after=replace(
-            after,
+        after=PlanState(
+            epoch=state.epoch,
             step=state.step + 1,
             version=update or state.version,
+            seq=state.seq + len(tickets),
+            path_seq=path_seq,
+            comm_seq=comm_seq,
             position=tuple(sorted(position.items())),
         ),
     )
@@ -166,13 +173,11 @@ def fingerprint(plan: StepPlan) -> bytes:
     head = (plan.step, plan.version, plan.decoding, plan.update, plan.park_ms, plan.stop)
     numbers = array("q", (*head, plan.meet_at))
     names = [*plan.start, "", *plan.drop, "", *plan.finish]
-    for ticket in plan.tickets:
+    for t in plan.tickets:
         numbers.extend(
-            (ticket.epoch, ticket.step, ticket.seq, ticket.path_seq, ticket.comm_seq, ticket.slot)
+            (t.epoch, t.step, t.seq, t.path_seq, t.comm_seq, t.slot, t.version, t.rows, t.op.crc)
         )
-        numbers.extend((ticket.version, ticket.rows))
-        op = ticket.op
-        names += (ticket.path, op.kind, op.role, op.stage)
+        names += (t.path, t.op.kind, t.op.role)
     return numbers.tobytes() + "\0".join(names).encode()
 
 
@@ -189,43 +194,29 @@ def _wanted(leaders: Sequence[Proposal], decoding: int, config: PlanConfig) -> d
 
 def _tickets(
     state: PlanState,
-    start: Sequence[str],
+    cursor: Mapping[str, int],
     order: Sequence[str],
     decoding: int,
     config: PlanConfig,
-) -> tuple[tuple[Ticket, ...], PlanState]:
-    paths = {path.name: path for path in config.paths}
-    cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
+) -> tuple[tuple[Ticket, ...], _PathSeqs, _CommSeqs]:
+    """The tickets of this order, of programs from `cursor` on; and how many there have been then,
+    of each path and of each of its communicators."""
+    at = dict(cursor)
     path_seq, comm_seq = dict(state.path_seq), dict(state.comm_seq)
+    programs = {path.name: path.program for path in config.paths}
+    rows = {path.name: decoding if "decode" in path.work else 0 for path in config.paths}
+    epoch, step, version, slots = state.epoch, state.step, state.version, config.slots
     tickets = []
     for seq, name in enumerate(order, start=state.seq):
-        path = paths[name]
-        op = path.program[cursor[name]]
-        nth = comm_seq.get((name, op.role), 0)
+        op = programs[name][at[name]]
+        key = name, op.role
+        nth, of_path = comm_seq.get(key, 0), path_seq.get(name, 0)
         tickets.append(
-            Ticket(
-                epoch=state.epoch,
-                step=state.step,
-                seq=seq,
-                path=name,
-                path_seq=path_seq.get(name, 0),
-                comm_seq=nth,
-                slot=nth % config.slots,
-                op=op,
-                version=state.version,
-                rows=decoding if "decode" in path.work else 0,
-            )
+            Ticket(epoch, step, seq, name, of_path, nth, nth % slots, op, version, rows[name])
         )
-        cursor[name] += 1
-        path_seq[name] = path_seq.get(name, 0) + 1
-        comm_seq[name, op.role] = nth + 1
-    after = replace(
-        state,
-        seq=state.seq + len(tickets),
-        path_seq=tuple(sorted(path_seq.items())),
-        comm_seq=tuple(sorted(comm_seq.items())),
-    )
-    return tuple(tickets), after
+        at[name] += 1
+        path_seq[name], comm_seq[key] = of_path + 1, nth + 1
+    return tuple(tickets), tuple(sorted(path_seq.items())), tuple(sorted(comm_seq.items()))
 
 
 def _boundaries(path: Path, position: int, config: PlanConfig) -> list[int]:
@@ -257,6 +248,8 @@ def _order(
     config: PlanConfig,
 ) -> list[str]:
     """Whose ticket is next, throughout the step."""
+    if len(counts) < 2:
+        return _in_turn(counts)
     first = {path.name for path in config.paths if path.work == ("transfer",)}
     if any(name in first for name, _ in counts):
         rest = [count for count in counts if count[0] not in first]

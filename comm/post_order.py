@@ -49,15 +49,18 @@ class PostOrder:
         """The same of posts whose requests are made on the way. `among`: these and what is posted
         in between, in order; each of their communicators is to bring the same, and its own."""
         if among is not self._among:
+            seq = self._seq
             for ticket in among:
-                if ticket.seq <= self._seq or ticket.epoch != self.epoch:
+                if ticket.seq <= seq or ticket.epoch != self.epoch:
                     raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}")
-                self._seq, self._last = ticket.seq, ticket
+                seq, self._last = ticket.seq, ticket
+                self._seq = seq
             self._among, self._left = among, {ticket.seq for ticket in among}
+        left = self._left
         for ticket in tickets:
-            if (ticket.path, ticket.op.role) != (path, role) or ticket.seq not in self._left:
+            if ticket.path != path or ticket.op.role != role or ticket.seq not in left:
                 raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}")
-            self._left.remove(ticket.seq)
+            left.remove(ticket.seq)
 
     def _is_next(self, path: str, role: str, ticket: Ticket) -> bool:
         return (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 import zlib
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import chain, cycle
 from typing import Any
 
 from .collectives import (
@@ -24,7 +25,7 @@ from .collectives import (
 from .communicator import Communicator
 from .crossing import Crossing
 from .errors import DivergedError, OrderError
-from .journal import Journal, TicketRecord
+from .journal import Begun, Crossed, Journal, TicketRecord
 from .path import Op, Path, Ticket
 from .plan import StepPlan, fingerprint
 from .post_order import PostOrder
@@ -262,10 +263,7 @@ class Sequencer:
         waited_s: float,
         pauses: tuple[tuple[float, float], ...],
     ) -> None:
-        path, role = key = ticket.path, ticket.op.role
-        members = self._members.get(key)
-        if members is None:
-            members = self._members[key] = self.paths[path].group_of(role, self.rank)
+        path, role = ticket.path, ticket.op.role
         self.waited_s += waited_s
         self.journal.tickets.append(
             TicketRecord(
@@ -275,7 +273,7 @@ class Sequencer:
                 role=role,
                 stage=ticket.op.stage,
                 comm_seq=ticket.comm_seq,
-                members=members,
+                members=self._members_of(path, role),
                 resumed_at=resumed_at,
                 computed_at=computed_at,
                 posted_at=posted_at,
@@ -284,6 +282,12 @@ class Sequencer:
                 pauses=pauses,
             )
         )
+
+    def _members_of(self, path: str, role: str) -> tuple[int, ...]:
+        members = self._members.get((path, role))
+        if members is None:
+            members = self._members[path, role] = self.paths[path].group_of(role, self.rank)
+        return members
 
     # ---- computing and posting
 
@@ -343,8 +347,11 @@ class Sequencer:
         able = [ticket.path for ticket in tickets[:2] if self._may_cross(ticket, plan)]
         if not able or able[0] != tickets[0].path:
             return ()
-        by_turns = all(ticket.path == able[nth % len(able)] for nth, ticket in enumerate(tickets))
-        return tuple(able) if by_turns and len(set(able)) == 2 else (able[0],)
+        one, *others = able
+        if others in ([], [one]):
+            return (one,)
+        by_turns = all(ticket.path == able[nth % 2] for nth, ticket in enumerate(tickets))
+        return tuple(able) if by_turns else (one,)
 
     def _may_cross(self, ticket: Ticket, plan: StepPlan) -> bool:
         path, role = ticket.path, ticket.op.role
@@ -365,26 +372,29 @@ class Sequencer:
         alike = all(len(stretch.stages) == num for stretch in stretches)
         if not alike or len(tickets) < end - index or index < plan.meet_at < end:
             return ()
-        seq = self._last_seq
-        for nth, ticket in enumerate(tickets):
-            stretch, stage_at = stretches[nth % len(names)], nth // len(names)
-            op, stage = ticket.op, stretch.stages[stage_at]
-            if ticket.path != names[nth % len(names)]:
+        seq, kind = self._last_seq, Exchange.__name__
+        stages = zip(*(stretch.stages for stretch in stretches), strict=True)
+        turns = cycle(zip(names, stretches, strict=True))
+        for ticket, (name, stretch), stage in zip(
+            tickets, turns, chain.from_iterable(stages), strict=False
+        ):
+            op = ticket.op
+            if ticket.path != name:
                 return ()
             if ticket.seq <= seq:
                 raise self._refusal(ticket, f"comes after seq {seq}")
             seq = ticket.seq
-            if op.stage != stage or op.role != stretch.role or op.kind != Exchange.__name__:
-                asked = f"{Exchange.__name__} {stretch.role} {stage}"
+            if op.stage != stage or op.role != stretch.role or op.kind != kind:
+                asked = f"{kind} {stretch.role} {stage}"
                 raise self._refusal(ticket, f"the forward pass asks for {asked}")
         return tickets
 
     async def _go_through(
         self, passes: Mapping[str, _Computation], tickets: Sequence[Ticket]
     ) -> None:
-        for ticket in tickets:
-            self._note(ticket)
         own = {name: tickets[nth :: len(passes)] for nth, name in enumerate(passes)}
+        for mine in own.values():
+            self._note(*mine)
         ready_at = [one.stopped_at for one in passes.values()]
         crossings = {
             name: self._crossings[name, mine[0].op.role](mine, tickets)
@@ -403,7 +413,7 @@ class Sequencer:
             for name in waiting:
                 with self.around(name):
                     self._resume(name, passes[name], None)
-        self._crossed(passes, own, crossings, ready_at)
+        self._crossed(passes, tickets, own, crossings, ready_at)
         for crossing in abreast:
             crossing.abreast = ()  # they hold one another
 
@@ -416,28 +426,28 @@ class Sequencer:
     def _crossed(
         self,
         passes: Mapping[str, _Computation],
+        tickets: Sequence[Ticket],
         own: Mapping[str, Sequence[Ticket]],
         crossings: Mapping[str, Crossing],
         ready_at: Sequence[float],
     ) -> None:
         """Put down what passes have crossed, in the order of their tickets."""
         moments = {name: crossing.moments() for name, crossing in crossings.items()}
-        for name, tickets in own.items():
-            if len(moments[name]) < len(tickets):
-                at = len(moments[name])
-                raise self._refusal(tickets[at], "the forward pass left its stretch")
-            self._progress.crossed(tickets, moments[name])
-        begun_at = [one.resumed_at for one in passes.values()]
-        for at in range(len(next(iter(own.values())))):
-            for nth, name in enumerate(passes):
-                resumed, computed, posted, settled, waited_s = moments[name][at]
-                pauses: tuple[tuple[float, float], ...] = ()
-                if not at:
-                    if len(passes) > 1:
-                        pauses = ((ready_at[nth], resumed),)
-                    resumed = begun_at[nth]
-                self._record(own[name][at], resumed, computed, posted, settled, waited_s, pauses)
-                passes[name].resumed_at = settled
+        members: dict[str, tuple[int, ...]] = {}
+        begun: dict[str, Begun] = {}
+        for nth, (name, mine) in enumerate(own.items()):
+            at = moments[name]
+            if len(at) < len(mine):
+                raise self._refusal(mine[len(at)], "the forward pass left its stretch")
+            self._progress.crossed(mine, at)
+            self.waited_s += sum([moment[4] for moment in at])
+            computation = passes[name]
+            stood_aside = ((ready_at[nth], at[0][0]),) if len(own) > 1 else ()
+            begun[name] = Begun(computation.resumed_at, stood_aside)
+            members[name] = self._members_of(name, mine[0].op.role)
+            computation.resumed_at = at[-1][3]
+        by_turns = tuple(chain.from_iterable(zip(*moments.values(), strict=True)))
+        self.journal.tickets.extend(Crossed(tickets, by_turns, members=members, begun=begun))
 
     async def _meet(self, step: int) -> None:
         assert self._meeting is not None, f"step {step} has a meeting, but there is no place for it"
@@ -460,10 +470,12 @@ class Sequencer:
         asked = f"{kind} {request.role} {request.stage}"
         raise self._refusal(ticket, f"the forward pass asks for {asked}")
 
-    def _note(self, ticket: Ticket) -> None:
-        key = ticket.path, ticket.op.role
-        self._hash[key] = _roll(self._hash[key], ticket)
-        self._last_seq = ticket.seq
+    def _note(self, *tickets: Ticket) -> None:
+        """They are issued, on one communicator."""
+        last = tickets[-1]
+        key = last.path, last.op.role
+        self._hash[key] = _roll(self._hash[key], tickets)
+        self._last_seq = last.seq
 
     def _note_plan(self, plan: StepPlan) -> None:
         self._plan_hash = zlib.crc32(fingerprint(plan), self._plan_hash)
@@ -542,14 +554,13 @@ class Sequencer:
 
 
 _PRECHECK_BYTES = 128
-_HASHED = struct.Struct("<qqqq")
 
 
-def _roll(previous: int, ticket: Ticket) -> int:
-    """The ticket folded into a communicator's hash. It holds the global seq: hashes of each
-    communicator alone are blind to two paths that swap places."""
-    head = _HASHED.pack(ticket.epoch, ticket.comm_seq, ticket.seq, ticket.version)
-    return zlib.crc32(head + ticket.op.stage.encode(), previous)
+def _roll(previous: int, tickets: Sequence[Ticket]) -> int:
+    """The tickets folded into a communicator's hash, as one by one. It holds the global seq: hashes
+    of each communicator alone are blind to two paths that swap places."""
+    fields = [n for t in tickets for n in (t.epoch, t.comm_seq, t.seq, t.version, t.op.crc)]
+    return zlib.crc32(array("q", fields).tobytes(), previous)
 
 
 def record_program(

@@ -209,11 +209,13 @@ class CommunicatorHashes(Sequencer):
     def hashes(self) -> tuple[int, ...]:
         return (*(self._without_seq[key] for key in self.keys), super().hashes[-1])
 
-    def _note(self, ticket: Ticket) -> None:
-        super()._note(ticket)
-        key = ticket.path, ticket.op.role
-        head = struct.pack("<qqq", ticket.epoch, ticket.comm_seq, ticket.version)
-        self._without_seq[key] = zlib.crc32(head + ticket.op.stage.encode(), self._without_seq[key])
+    def _note(self, *tickets: Ticket) -> None:
+        super()._note(*tickets)
+        for ticket in tickets:
+            key = ticket.path, ticket.op.role
+            told = struct.pack("<qqq", ticket.epoch, ticket.comm_seq, ticket.version)
+            told += ticket.op.stage.encode()
+            self._without_seq[key] = zlib.crc32(told, self._without_seq[key])
 
 
 class WithoutHashes(Sequencer):

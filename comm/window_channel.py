@@ -115,7 +115,8 @@ class WindowChannel:
         self._clock, self._link, self._epoch = clock, link, epoch
         self._posts, self._crosses = posts, crosses
         self._num_posted = 0
-        self._crcs: dict[str, int] = {}
+        self._stages: dict[int, str] = {}
+        """By crc32, those of messages so far."""
 
     def slot_of(self, ticket: Ticket | None) -> int:
         """The slot that the next post uses."""
@@ -179,28 +180,31 @@ class WindowChannel:
         assert self._crosses is not None
         if self._posts is not None:
             self._posts.admit_all(self._path, self._role, tickets, among)
-        posted = [self._posted(ticket, at.EXCHANGE) for ticket in tickets]
-        self._num_posted += len(posted)
+        self._num_posted += len(tickets)
+        if tickets[-1].op.crc not in self._stages:
+            self._stages.update({ticket.op.crc: ticket.op.stage for ticket in tickets})
 
         def error(nth: int, fault: tuple[int, int, int, bytes]) -> CommunicationError:
+            posted = self._posted(tickets[nth], at.EXCHANGE)
             code, member, num_bytes, raw = fault
             if code == at.OVER_CAPACITY:
-                return self._too_large(posted[nth], num_bytes)
+                return self._too_large(posted, num_bytes)
             owed = [0] * len(self.members)
             owed[member] = num_bytes
-            return self._error(posted[nth], owed, code, member, raw)
+            return self._error(posted, owed, code, member, raw)
 
-        native = self._crosses(self._window, packed(posted))
+        native = self._crosses(self._window, packed(tickets, at.EXCHANGE))
         return Crossing(native, timeout_s=self.timeout_s, error=error)
 
     def _posted(self, ticket: Ticket, kind: int) -> Posted:
-        stage = self._crc(ticket.op.stage)
-        return Posted(ticket.slot, ticket.comm_seq, ticket.epoch, ticket.seq, stage, kind)
+        op = ticket.op
+        if op.crc not in self._stages:
+            self._stages[op.crc] = op.stage
+        return Posted(ticket.slot, ticket.comm_seq, ticket.epoch, ticket.seq, op.crc, kind)
 
     def _crc(self, stage: str) -> int:
-        found = self._crcs.get(stage)
-        if found is None:
-            found = self._crcs[stage] = zlib.crc32(stage.encode())
+        found = zlib.crc32(stage.encode())
+        self._stages[found] = stage
         return found
 
     def _too_large(self, posted: Posted, num_bytes: int) -> CapacityError:
@@ -272,7 +276,7 @@ class WindowChannel:
         )
 
     def _in_words(self, header: Mapping[str, int]) -> str:
-        stages = {crc: name for name, crc in self._crcs.items()}
+        stages = self._stages
         kinds = {number: name for name, number in at.KINDS.items()}
         words = [f"epoch {header['epoch']} seq {header['seq']} message {header['comm_seq']}"]
         words.append(kinds.get(header["kind"], f"kind {header['kind']}"))

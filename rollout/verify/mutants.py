@@ -121,9 +121,9 @@ class UncheckedRequest(Sequencer):
 class HashPerCommunicator(Sequencer):
     """Rolls each communicator's own numbers only: blind to two paths that change places."""
 
-    def _note(self, ticket: Ticket) -> None:
-        super()._note(replace(ticket, seq=0))
-        self._last_seq = ticket.seq
+    def _note(self, *tickets: Ticket) -> None:
+        super()._note(*(replace(ticket, seq=0) for ticket in tickets))
+        self._last_seq = tickets[-1].seq
 
 
 class UnhashedPlan(Sequencer):

@@ -490,3 +490,8 @@ def test_bounded_bypass_holds_where_prefill_is_on_other_ranks(
                 between[ticket.path] += 1
                 assert between[PREFILL] <= quota
                 assert between[TRANSFER] <= 3
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=9))
+def test_who_is_alone_takes_its_tickets_in_turn_without_being_spread(works: list[int]) -> None:
+    assert interleave([(DECODE, works)]) == [DECODE] * len(works)

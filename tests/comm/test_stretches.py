@@ -30,6 +30,7 @@ from interlace.comm.collectives import Exchange, Stretch, perform, preemption_po
 from interlace.comm.driver import run_blocking
 from interlace.comm.errors import CollectiveTimeoutError, OrderError
 from interlace.comm.link import Link, LinkModel
+from interlace.comm.path import Ticket
 from interlace.comm.plan import PlanState
 from interlace.comm.post_order import PostOrder
 from interlace.comm.sequencer import record_program, run_straight
@@ -77,6 +78,24 @@ def test_tickets_hashes_and_the_journal_are_those_of_single_messages() -> None:
         for rank in (some, none)
     ]
     assert sorted(noted[0]) == sorted(noted[1])
+
+
+def test_a_communicators_hash_sees_every_number_and_all_at_once_as_one_by_one() -> None:
+    def noted(*groups: tuple[Ticket, ...]) -> tuple[int, ...]:
+        sequencer = Rank().sequencer
+        for tickets in groups:
+            sequencer._note(*tickets)
+        return sequencer.hashes
+
+    one, two, three = made().tickets
+    together = noted((one, two, three))
+    assert together == noted((one,), (two,), (three,)) == noted((one,), (two, three))
+    assert together != noted((one, three, two))
+    assert together != noted((one, two))
+    for name in ("epoch", "comm_seq", "seq", "version"):
+        other = replace(two, **{name: getattr(two, name) + 1})
+        assert noted((one, other, three)) != together, name
+    assert noted((one, replace(two, op=replace(two.op, stage="x")), three)) != together
 
 
 @pytest.mark.parametrize(
