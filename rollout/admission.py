@@ -61,6 +61,8 @@ class Admission:
 
     def num_tokens(self, *, running: int, joining: int, in_flight: int) -> int:
         """Tokens that could be prefilled now; at least the first in the queue truly fits."""
+        if not self._waiting:
+            return 0
         places = self._max_running - running - joining - in_flight - len(self.away)
         # twice: by then the running ones may have taken what is spared for them now
         spare = 2 * (running + joining)

@@ -115,6 +115,8 @@ class BlockManager:
     def grow(self, lease: Lease, num_tokens: int) -> bool:
         """Extend the lease to `num_tokens`; False, and nothing has changed, if blocks are short."""
         missing = self.blocks_for(num_tokens) - len(lease.block_table)
+        if missing <= 0:
+            return True
         if missing > self.num_available:
             return False
         lease.block_table.extend(self._take_free() for _ in range(missing))

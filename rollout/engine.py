@@ -104,8 +104,8 @@ class Engine:
         preempted_before = self.part.num_preemptions
         recomputed_before = self.part.num_recomputed
         proposal = self.part.propose(self.rank, self._sequencer.hashes)
-        if self._updates is not None:
-            proposal = replace(proposal, update=self._updates.ready())
+        if self._updates is not None and (ready := self._updates.ready()):
+            proposal = replace(proposal, update=ready)
         agreement = await agree(
             self._control,
             self.state,

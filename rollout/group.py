@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-import torch
-
 from interlace.comm.announcement import announce
 from interlace.comm.collectives import Finishing
 from interlace.comm.communicator import Communicator
@@ -36,6 +34,7 @@ from .messages import (
 )
 from .scheduler import Scheduler
 from .sequence import Drawn
+from .sequence import Sequence as Turn
 from .shipment import Shipment
 from .transfer import Transferred
 
@@ -208,27 +207,14 @@ class Leader:
         experts_TLK = on_host.numpy()
         first_row = first_sample = 0
         for kind in self._paths[path].work:
-            rows = [
-                SampleRow(
-                    params=sequence.request.sampling,
-                    seed=sequence.request.seed,
-                    trajectory=sequence.request.trajectory,
-                    position=len(sequence.token_ids),
-                    generated=tuple(sequence.spoken) if sequence.request.sampling.choices else (),
-                )
-                for sequence in self.scheduler.sampling_rows(kind)
-            ]
+            rows = [_sample_row(turn) for turn in self.scheduler.sampling_rows(kind)]
             num_rows = self.scheduler.num_rows(kind)
-            with torch.inference_mode():
+            logits = logits_SV
+            if len(rows) < logits_SV.shape[0]:
                 logits = logits_SV[first_sample : first_sample + len(rows)]
-                sampled = sample(logits, rows)
+            sampled = sample(logits, rows)
             drawn = [
-                Drawn(
-                    token=item.token,
-                    logprob_raw=item.logprob_raw,
-                    logprob=item.logprob,
-                    ends_choice=item.done_choice,
-                )
+                Drawn(item.token, item.logprob_raw, item.logprob, item.done_choice)
                 for item in sampled
             ]
             experts = experts_TLK[first_row : first_row + num_rows]
@@ -274,6 +260,13 @@ class Follower:
 
     def updated(self, version: int, mode: UpdateMode) -> Changed:
         return Changed()
+
+
+def _sample_row(turn: Turn) -> SampleRow:
+    request = turn.request
+    params = request.sampling
+    spoken = tuple(turn.spoken) if params.choices else ()
+    return SampleRow(params, request.seed, request.trajectory, len(turn.token_ids), spoken)
 
 
 def _where(plan: StepPlan) -> str:

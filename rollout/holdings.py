@@ -33,6 +33,11 @@ class Holdings:
         """Who runs and may sample, in order of arrival. Those that are held have no place."""
         return sorted(filter(self._may_go_on, self.running), key=_arrival)
 
+    @property
+    def any_able(self) -> bool:
+        """Whether there is anybody of those."""
+        return any(map(self._may_go_on, self.running))
+
     def run(self, sequence: Turn) -> None:
         """Its first token is agreed; if its keys and values have not grown too old, it runs."""
         assert sequence.lease is not None

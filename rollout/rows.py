@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from interlace.moe.description import Description
 
 from .sequence import Sequence as Turn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows of one sequence: its tokens from `start` to `stop`."""
 
     sequence: Turn

@@ -18,7 +18,7 @@ was computed from depends on nothing but how many tokens its turn had sampled at
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,7 @@ from .sequence import Sequence as Turn
 from .waiting import Waiting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Provisional:
+class _Provisional(NamedTuple):
     sequence: Turn
     drawn: Drawn
     version: int
@@ -227,7 +226,7 @@ class Scheduler:
             if sequence in self._running:
                 self._holdings.ensure_room(sequence)
         rows = [
-            Rows(sequence=s, start=len(s.token_ids) - 1, stop=len(s.token_ids))
+            Rows(s, len(s.token_ids) - 1, len(s.token_ids))
             for s in sorted(decoding, key=lambda s: s.request.trajectory)
             if s in self._running
         ]
@@ -264,16 +263,20 @@ class Scheduler:
         """A forward pass returned: keep its experts, hold its samples until `commit`."""
         flight = self._flights.pop(work)
         samples = iter(drawn)
-        at = 0
+        at, stamp = 0, self.kv.stamp
         for rows in flight:
             sequence, num = rows.sequence, rows.stop - rows.start
-            sequence.compute(rows.start, experts[at : at + num], [self.kv.stamp] * num)
+            if num == 1 and rows.start == sequence.num_computed > 0:
+                sequence.compute_next(experts[at], stamp)
+            else:
+                sequence.compute(rows.start, experts[at : at + num], [stamp] * num)
             at += num
             if work == "prefill":
                 sequence.num_prefilled += num
                 again = min(rows.stop, sequence.num_forwarded) - rows.start
                 self.num_recomputed += max(0, again)
-            sequence.num_forwarded = max(sequence.num_forwarded, rows.stop)
+            if rows.stop > sequence.num_forwarded:
+                sequence.num_forwarded = rows.stop
             if not rows.samples:
                 self._waiting.add(sequence)
                 continue
@@ -331,15 +334,13 @@ class Scheduler:
     @property
     def sampled(self) -> tuple[int, ...]:
         """Trajectories that were given a token which no exchange has agreed to yet."""
-        return tuple(item.sequence.request.trajectory for item in self._provisional)
+        return tuple([item.sequence.request.trajectory for item in self._provisional])
 
     # ---- inside
 
     def _hold_back(self, sequence: Turn, drawn: Drawn, version: int, kv_version: int) -> None:
         sequence.draw()
-        self._provisional.append(
-            _Provisional(sequence=sequence, drawn=drawn, version=version, kv_version=kv_version)
-        )
+        self._provisional.append(_Provisional(sequence, drawn, version, kv_version))
 
     def _abort(self, sequence: Turn) -> None:
         sequence.aborted = True
@@ -365,15 +366,16 @@ class Scheduler:
     def _joining(self) -> list[Turn]:
         """Those whose first token is provisional: they run from the next commit on, unless they
         have lost their blocks to an update since and wait."""
-        drawn = (item.sequence for item in self._provisional)
-        return [s for s in drawn if s.lease is not None and s not in self._running]
+        running = self._running
+        drawn = [item.sequence for item in self._provisional]
+        return [s for s in drawn if s not in running and s.lease is not None]
 
     def _make_way(self) -> None:
         """Turns that are held keep their blocks as long as others can go on without them; once
         nobody can, and somebody could with their blocks, they give them up."""
         if self._paused or self._away or self._flights.get("prefill"):
             return
-        while self._running and not self._holdings.able() and self._admission.is_stuck():
+        while self._running and not self._holdings.any_able and self._admission.is_stuck():
             self._holdings.preempt()
 
     def _append(self, item: _Provisional) -> None:

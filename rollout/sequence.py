@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +14,7 @@ from .content import Content, Experts
 from .messages import Held, TurnRequest, TurnResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(NamedTuple):
     """One sampled token."""
 
     token: int
@@ -135,6 +135,12 @@ class Sequence:
         self.weights[start:] = weights
         assert len(self.weights) == self.num_computed
 
+    def compute_next(self, experts: Experts, weights: int) -> None:
+        """The same of one more token, whose experts are [L, K]."""
+        self.experts[self.num_computed] = experts
+        self.weights.append(weights)
+        self.num_computed += 1
+
     def draw(self) -> None:
         """A token was sampled from all that is computed."""
         self.num_drawn += 1
@@ -176,7 +182,9 @@ class Sequence:
     def is_held(self, version: int) -> bool:
         """It has sampled all that it may before a version newer than this one is in use."""
         holds = self.request.holds
-        return bool(holds) and any(num <= self.num_drawn and version < new for num, new in holds)
+        if not holds:
+            return False
+        return any(num <= self.num_drawn and version < new for num, new in holds)
 
     def holds_reached(self, version: int) -> list[Held]:
         """Those it has come to while `version` is in use; it gets no other token before they are

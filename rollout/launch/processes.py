@@ -147,8 +147,8 @@ class ProcessTransport:
 
     def around(self, path: str) -> AbstractContextManager[None]:
         if self._order is None:
-            # At every collective, so without a layer of Python around it.
-            return torch.inference_mode()
+            # At every collective, so without the layers of Python around it.
+            return torch._C._InferenceMode(True)
         return self._on_stream(path)
 
     @contextmanager
