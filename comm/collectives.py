@@ -51,8 +51,18 @@ Collective = Gather | Exchange
 class PreemptionPoint:
     """Nothing is asked for: between two pieces of a computation another path may go first.
 
-    Only who computes next depends on it. The order of collectives does not, nor does any bit.
+    Only who computes next depends on it. The order of collectives does not, nor does any bit. The
+    answer is a `Watch` where another path waits; or None, and then nobody does.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Compute on until what another path waits for is there."""
+
+    native: object | None
+    """Says so to code that does not come back to Python (watch.h); None where nothing does, and
+    then only a short while is to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +85,8 @@ class Arrival(PreemptionPoint):
 
 Forward = Coroutine[Any, Any, Any]
 """A forward pass: suspends on a `Collective`, is resumed with its answer, returns its output. One
-that is preemptible also suspends on a `PreemptionPoint`, and is resumed with None; so may one
-suspend on a `Stretch`."""
+that is preemptible also suspends on a `PreemptionPoint`, and is resumed with a `Watch` or None; so
+may one suspend on a `Stretch`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,9 +130,11 @@ def perform(request: Any) -> Generator[Any, Any, Any]:
     return (yield request)
 
 
-async def preemption_point() -> None:
-    """Let another path go first, if one can."""
-    await perform(_PREEMPTION_POINT)
+async def preemption_point() -> Watch | None:
+    """Let another path go first, if one can. What is computed next may ask the answer whether it
+    is to stand aside."""
+    answer: Watch | None = await perform(_PREEMPTION_POINT)
+    return answer
 
 
 _PREEMPTION_POINT = PreemptionPoint()

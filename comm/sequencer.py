@@ -20,6 +20,7 @@ from .collectives import (
     Gather,
     PreemptionPoint,
     Stretch,
+    Watch,
     perform,
 )
 from .communicator import Communicator
@@ -80,6 +81,8 @@ class _Outstanding(_Where):
 Crosses = Callable[[Sequence[Ticket], Sequence[Ticket]], Crossing]
 """Begins a crossing for the first tickets. The others are these and what other paths cross
 meanwhile, in order: the rank's next posts."""
+Watches = Callable[[Any], object | None]
+"""Makes what is in a `Watch`, for a communicator's handle."""
 
 
 class Sequencer:
@@ -109,6 +112,7 @@ class Sequencer:
         posts: PostOrder | None = None,
         meeting: Communicator | None = None,
         crossings: Mapping[tuple[str, str], Crosses] | None = None,
+        watches: Mapping[tuple[str, str], Watches] | None = None,
     ) -> None:
         """`prechecks`: communicators of bytes, one per (path, role), on which all members of a
         group compare each ticket before they post it. Dear, and it can hide what it looks for.
@@ -116,7 +120,8 @@ class Sequencer:
         `meeting`: bytes of all ranks, for plans in which they meet; nothing else goes over it.
         `crossings`: those of `communicators` over which a pass goes through many collectives in
         one call, where no other path is in between, or two passes whose tickets go by turns. Not
-        with `prechecks`, which come before each ticket."""
+        with `prechecks`, which come before each ticket. `watches`: those of `communicators` whose
+        messages can be watched for."""
         self.rank = rank
         self.paths = {path.name: path for path in paths}
         self._mine = {path.name for path in paths if rank in path.members}
@@ -128,6 +133,7 @@ class Sequencer:
         self._progress = progress or NoProgress()
         self._prechecks, self._posts, self._meeting = prechecks, posts, meeting
         self._crossings = {} if prechecks else crossings or {}
+        self._watches = watches or {}
         self._plan_hash, self._last_seq = 0, -1
         self._hash = dict.fromkeys(self.keys, 0)
         self._members: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -175,7 +181,7 @@ class Sequencer:
 
     async def finish(self, communicator: Communicator, handle: Any, where: str) -> Any:
         """The result of any collective; paths whose own has arrived compute on meanwhile."""
-        value, waited_s = await self._await(communicator, handle, where, but=None)
+        value, waited_s = await self._await(communicator, handle, where, key=None)
         self.waited_s += waited_s
         return value
 
@@ -185,7 +191,8 @@ class Sequencer:
         if out is None:
             return None
         if self._ahead or len(self._outstanding) > 1:
-            value, out.waited_s = await self._await(out.communicator, out.handle, out, but=path)
+            key = path, out.ticket.op.role
+            value, out.waited_s = await self._await(out.communicator, out.handle, out, key=key)
         else:  # nobody can make use of the wait
             asked_at = self._clock()
             value = await perform(
@@ -212,12 +219,19 @@ class Sequencer:
     # ---- waiting
 
     async def _await(
-        self, communicator: Communicator, handle: Any, where: object, *, but: str | None
+        self,
+        communicator: Communicator,
+        handle: Any,
+        where: object,
+        *,
+        key: tuple[str, str] | None,
     ) -> tuple[Any, float]:
-        """The result, and the seconds waited; those in which other paths computed are left out."""
+        """The result, and the seconds waited; those in which other paths computed are left out.
+
+        `key`: whose it is, if it is a path's."""
         asked_at, computed_s = self._clock(), 0.0
         while True:
-            names = [name for name in self._outstanding if name != but]
+            names = [name for name in self._outstanding if key is None or name != key[0]]
             preempted = [name for name, one in self._ahead.items() if not one.done]
             answer = await perform(
                 Finish(
@@ -230,13 +244,16 @@ class Sequencer:
             )
             if not isinstance(answer, Early):
                 return answer, self._clock() - asked_at - computed_s
-            began_at = self._clock()
+            began_at, value = self._clock(), answer.value
             if answer.index < len(names):
                 self._settled(name := names[answer.index])
             else:
                 name = preempted[0]
+                if not isinstance(self._ahead[name].point, Stretch):
+                    watches = None if key is None else self._watches.get(key)
+                    value = Watch(None if watches is None else watches(handle))
             with self.around(name):
-                self._ahead[name] = self._go_on(name, answer.value, self._ahead.get(name))
+                self._ahead[name] = self._go_on(name, value, self._ahead.get(name))
             computed_s += self._clock() - began_at
 
     def _settled(self, path: str) -> None:

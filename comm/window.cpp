@@ -2,11 +2,12 @@
 //
 // The same functions over the same bytes as window_reference.py, where they are explained; where
 // everything lies is said in window_layout.py. Nothing here waits but Doorbell.wait, and a crossing for
-// as long as it is told to look; nothing allocates but a crossing, and the error of a message that is
-// not as it should be.
+// as long as it is told to look; nothing allocates but a crossing, a watch, and the error of a message
+// that is not as it should be.
 
 #include "window_crossing.h"
 #include "window_memory.h"
+#include "window_watch.h"
 
 namespace {
 
@@ -147,6 +148,7 @@ PyMethodDef window_methods[] = {
     {"postpone", FAST(window_postpone), METH_FASTCALL, nullptr},
     {"poll", FAST(window_poll), METH_FASTCALL, nullptr},
     {"take", FAST(window_take), METH_FASTCALL, nullptr},
+    {"watch", FAST(window_watch), METH_FASTCALL, nullptr},
     {"close", FAST(window_close), METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

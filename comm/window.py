@@ -85,6 +85,10 @@ class WindowCommunicator:
     def poll(self, handle: _Received) -> bool:
         return self._channel.poll(handle.posted)
 
+    def watch(self, handle: _Received) -> object | None:
+        """See `WindowChannel.watch`."""
+        return self._channel.watch(handle.posted)
+
     def result(self, handle: _Received) -> Any:
         posted, counts, room = handle
         self._channel.take(posted, counts, room.address)

@@ -60,6 +60,8 @@ class WindowEnd(Protocol):
         /,
     ) -> tuple[int, int, bytes] | None: ...
 
+    def watch(self, slot: int, comm_seq: int, /) -> object | None: ...
+
     def close(self) -> None: ...
 
 
@@ -152,6 +154,10 @@ class WindowChannel:
         if found > 0:
             self.waiter.due(found)
         return found == 0
+
+    def watch(self, posted: Posted) -> object | None:
+        """Tells without Python what `poll` tells (watch.h); None without the C++."""
+        return self._window.watch(posted.slot, posted.comm_seq)
 
     def take(self, posted: Posted, counts: Sequence[int], out: Any) -> None:
         """Copy the members' parts, `counts` bytes each, to `out`; waits for those that miss.

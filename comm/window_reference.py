@@ -178,6 +178,9 @@ class Window:
                 return at.OVERWRITTEN, member, bytes(memory[start : start + head])
         return None
 
+    def watch(self, slot: int, comm_seq: int) -> None:
+        """Nothing: what is here is not asked without Python."""
+
     def close(self) -> None:
         """Let go of the memory; not to be used any more."""
         for view in (*self._memories, *self._bells):

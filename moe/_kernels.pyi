@@ -53,6 +53,26 @@ def experts(
     matrices: Sequence[int],
     /,
 ) -> None: ...
+def experts_apart(
+    item_size: int,
+    out: int,
+    x: int,
+    x_stride: int,
+    reads: int,
+    writes: int,
+    hidden: int,
+    width: int,
+    counts: Sequence[int],
+    matrices: Sequence[int],
+    owners: object,
+    /,
+) -> object:
+    """The same, for `compute_on`. The `owners` of all memory live as long."""
+
+def compute_on(apart: object, watch: object, most: int, /) -> bool:
+    """Compute until the watch (watch.h) says that what it is for is there; if it is None, until it
+    could be asked `most` times, and to the end if that is 0. Whether this is the end."""
+
 def norm(
     item_size: int,
     out: int,
@@ -162,6 +182,45 @@ def attention_block(
     eps: float,
     /,
 ) -> None: ...
+def attention_block_apart(
+    item_size: int,
+    sum: int,
+    out: int,
+    ids: int,
+    weights: int,
+    x: int,
+    rows: int,
+    cos: int,
+    sin: int,
+    slots: int,
+    pages: int,
+    tables: int,
+    tables_stride: int,
+    starts: int,
+    positions: int,
+    sequences: int,
+    hidden: int,
+    input_norm: int,
+    qkv: int,
+    head_norm: int,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    attention_scale: float,
+    o: int,
+    post_norm: int,
+    router: int,
+    experts: int,
+    top_k: int,
+    normalise: int,
+    router_scale: float,
+    factor: float,
+    eps: float,
+    owners: object,
+    /,
+) -> object:
+    """The same, for `compute_on`; see `experts_apart`."""
+
 def finish(
     item_size: int,
     logits: int,

@@ -10,10 +10,12 @@ Shapes: T rows, D hidden, K experts a row goes to.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from . import kernels
+from .apart import through
 from .batch import Batch
 from .experts import Expert
 from .grouped_query import GroupedQueryAttention
@@ -102,13 +104,43 @@ class AttentionBlock:
     ) -> tuple[torch.Tensor, torch.Tensor, Routing]:
         """The residual with attention added, its norm, and where that goes; keys and values are in
         their pages afterwards. All heads are this rank's, and all rows are real."""
-        num_rows = x_TD.shape[0]
+        found, given = self._call(x_TD.contiguous(), rotation, pages, index, batch)
+        kernels.native.attention_block(*given)
+        return found
+
+    async def preemptibly(
+        self,
+        x_TD: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        pages: Pages,
+        index: int,
+        batch: Batch,
+        *,
+        owner: object,
+    ) -> tuple[torch.Tensor, torch.Tensor, Routing]:
+        """The same, standing aside in the middle where another path waits. `owner`: of the
+        weights."""
         x_TD = x_TD.contiguous()
+        found, given = self._call(x_TD, rotation, pages, index, batch)
+        owners = owner, found, x_TD, rotation, pages, batch
+        await through(kernels.native.attention_block_apart(*(*given, owners)))
+        return found
+
+    def _call(
+        self,
+        x_TD: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        pages: Pages,
+        index: int,
+        batch: Batch,
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor, Routing], tuple[Any, ...]]:
+        """What comes out, and what the call is given."""
+        num_rows = x_TD.shape[0]
         sum_TD, out_TD = torch.empty_like(x_TD), torch.empty_like(x_TD)
         topk_TK = torch.empty((num_rows, self.top_k), dtype=torch.int64)
         weight_TK = torch.empty((num_rows, self.top_k), dtype=torch.float32)
         cos_T1E, sin_T1E = rotation
-        kernels.native.attention_block(
+        given = (
             self.item_size,
             sum_TD.data_ptr(),
             out_TD.data_ptr(),
@@ -125,6 +157,6 @@ class AttentionBlock:
             batch.cu_seqlens_q.data_ptr(),
             batch.positions.data_ptr(),
             len(batch.context_lens),
-            *self.of_layer,  # type: ignore[arg-type]
+            *self.of_layer,
         )
-        return sum_TD, out_TD, Routing(topk_TK=topk_TK, weight_TK=weight_TK)
+        return (sum_TD, out_TD, Routing(topk_TK=topk_TK, weight_TK=weight_TK)), given

@@ -85,6 +85,24 @@ def apply_experts(
     return out_ND.copy_(y_RD) if writes_R is None else out_ND.index_copy_(0, writes_R, y_RD)
 
 
+def experts_apart(
+    experts: Sequence[Expert],
+    x_ND: torch.Tensor,
+    counts_X: Sequence[int],
+    *,
+    reads_R: torch.Tensor | None,
+    writes_R: torch.Tensor | None,
+    out_ND: torch.Tensor,
+) -> object | None:
+    """`apply_experts` as a call that can stand aside (`apart`); None where torch does the work."""
+    packed = [expert.packed for expert in experts if expert.packed is not None]
+    if not packed:
+        return None
+    return kernels.packed_experts_apart(
+        packed, x_ND, counts_X, out_ND, reads_R=reads_R, writes_R=writes_R
+    )
+
+
 def _apply_in_torch(
     experts: Sequence[Expert], x_RD: torch.Tensor, counts_X: Sequence[int]
 ) -> torch.Tensor:

@@ -13,6 +13,7 @@ of an expert.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -196,6 +197,35 @@ def apply_packed_experts(
     Rows are sorted by expert. With `reads_R`, row i of them is row ``reads_R[i]`` of x; with
     `writes_R` its output becomes row ``writes_R[i]`` of `out_ND`.
     """
+    x_ND = _dense(x_ND)
+    native.experts(*_pass_of(experts, x_ND, counts_X, out_ND, reads_R, writes_R))
+
+
+def packed_experts_apart(
+    experts: Sequence[PackedExpert],
+    x_ND: torch.Tensor,
+    counts_X: Sequence[int],
+    out_ND: torch.Tensor,
+    *,
+    reads_R: torch.Tensor | None = None,
+    writes_R: torch.Tensor | None = None,
+) -> object:
+    """The same, to be computed by `native.compute_on` by and by. Keeps all that is given alive."""
+    x_ND = _dense(x_ND)
+    owners = experts, x_ND, out_ND, reads_R, writes_R
+    given = _pass_of(experts, x_ND, counts_X, out_ND, reads_R, writes_R)
+    return native.experts_apart(*(*given, owners))
+
+
+def _pass_of(
+    experts: Sequence[PackedExpert],
+    x_ND: torch.Tensor,
+    counts_X: Sequence[int],
+    out_ND: torch.Tensor,
+    reads_R: torch.Tensor | None,
+    writes_R: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    """What a call is given."""
     num_rows, width = x_ND.shape
     hidden, dtype = experts[0].hidden, experts[0].dtype
     num_read = num_rows if reads_R is None else reads_R.shape[0]
@@ -210,8 +240,7 @@ def apply_packed_experts(
             f"{num_read} outputs of {hidden}, but there is room for {num_written} of "
             f"{out_ND.shape[1]}, {out_ND.stride(0)} apart"
         )
-    x_ND = _dense(x_ND)
-    native.experts(
+    return (
         dtype.itemsize,
         out_ND.data_ptr(),
         x_ND.data_ptr(),

@@ -14,19 +14,18 @@ import torch
 from interlace.comm.collectives import preemption_point
 
 from . import kernels
+from .apart import through
 from .dispatch import Dispatched, Returned
 from .dispatch_padded import Padded
-from .experts import Expert, apply_experts
+from .experts import Expert, apply_experts, experts_apart
 from .linear import Linear
 from .norm import add
 from .parts import Mixture
 from .router import Routing, padded_sigmoid, route
 
 PIECE_ROWS = 32
-"""Most rows of a piece of work: half a millisecond of a core or one, as long as a small message
-travels. Products of half as many rows already run at full speed."""
-TILED_PIECE_ROWS = 128
-"""The same on matrix tiles, where 32 rows take little longer than reading the weights."""
+"""Most rows of a piece of work in torch: half a millisecond of a core or one, as long as a small
+message travels. Products of half as many rows already run at full speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +71,24 @@ class MixtureLayer:
         )
 
     async def apply_preemptibly(self, dispatched: Dispatched) -> torch.Tensor:
-        """[R, D] the same bits, with preemption points between pieces of a millisecond at most."""
-        tiled = dispatched.rows_ND.dtype == torch.bfloat16 and kernels.has_tiles()
-        most = TILED_PIECE_ROWS if tiled else PIECE_ROWS
-        pieces = pieces_of(dispatched.expert_counts, most)
+        """[R, D] the same bits, standing aside where another path waits: in the middle of our
+        kernels, or between pieces of a millisecond at most."""
+        pieces = pieces_of(dispatched.expert_counts, PIECE_ROWS)
         if len(pieces) < 2:
             return self.apply(dispatched)
         x_ND, reads_R, writes_R = dispatched.rows_ND, dispatched.reads_R, dispatched.writes_R
         y_RD = x_ND.new_empty((pieces[-1].rows.stop, x_ND.shape[1]))
+        apart = experts_apart(
+            self.experts,
+            x_ND,
+            dispatched.expert_counts,
+            reads_R=reads_R,
+            writes_R=writes_R,
+            out_ND=y_RD,
+        )
+        if apart is not None:
+            await through(apart)
+            return y_RD
         reads = _cut(reads_R, pieces)
         writes = reads if writes_R is reads_R else _cut(writes_R, pieces)
         for piece, reads_R, writes_R in zip(pieces, reads, writes, strict=True):

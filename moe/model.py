@@ -139,13 +139,17 @@ class Model:
         x_UD = x_UD[shares.mine]
         chosen: list[torch.Tensor] = []
         in_pieces = context.preemptible and batch.num_rows >= PIECE_ROWS
-        pages = None if in_pieces or context.tp_size > 1 else context.kv.pages
+        pages = None if context.tp_size > 1 else context.kv.pages
         rows: slice | torch.Tensor | None = shares.real
         for index, layer in enumerate(weights.layers):
             if index == len(weights.layers) - 1 and context.waits:
                 rows = shares.asked(batch)
             if layer.block is not None and pages is not None:
-                x_UD, h_UD, routing = layer.block(x_UD, rotation, pages, index, batch)
+                given = x_UD, rotation, pages, index, batch
+                if in_pieces:
+                    x_UD, h_UD, routing = await layer.block.preemptibly(*given, owner=layer)
+                else:
+                    x_UD, h_UD, routing = layer.block(*given)
                 x_UD = await self._mix(layer, context, dispatcher, index, x_UD, h_UD, routing, rows)
                 chosen.append(routing.topk_TK)
                 continue

@@ -109,6 +109,7 @@ inline void attend_tile(Shaped &shaped, const Attention<T> &a, const Rows<T> &ro
   const int64_t last = rows.positions[count - 1] / BLOCK;
   int64_t first = 0;
   for (int64_t block = 0; block <= last; block++) {
+    if (stands_aside(a.aside)) shaped = {};
     while (rows.positions[first] < block * BLOCK) first++;
     const T *keys = pages.at(block);
     const T *next = block < last ? pages.at(block + 1) : then;

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "apart.h"
 #include "arguments.h"
 
 namespace {
@@ -96,25 +97,56 @@ struct Block {
   }
 };
 
-METHOD(attention_block) {
+// A block with what it reads and writes.
+template <class T>
+struct BlockWork {
   Block<T> block;
-  T *sum = next.at<T>(), *out = next.at<T>();
-  int64_t *ids = next.at<int64_t>();
-  float *weights = next.at<float>();
-  const T *x = next.at<const T>();
-  const int64_t rows = next.size();
-  block.take_rows(next);
-  block.take_layer(next);
-  if (!next.good()) return nullptr;
-  const size_t size = static_cast<size_t>(block.scratch_size(rows)) * sizeof(T);
-  auto *scratch = static_cast<T *>(std::aligned_alloc(64, (size + 64) / 64 * 64));
-  if (scratch == nullptr) return PyErr_NoMemory();
-  bool good = true;
+  T *sum, *out;
+  int64_t *ids;
+  float *weights;
+  const T *x;
+  int64_t rows;
+
+  // False with an error set.
+  bool take(Arguments &next) {
+    sum = next.at<T>(), out = next.at<T>();
+    ids = next.at<int64_t>();
+    weights = next.at<float>();
+    x = next.at<const T>();
+    rows = next.size();
+    block.take_rows(next);
+    block.take_layer(next);
+    return next.good();
+  }
+
+  // False: there was no memory.
+  bool run(const interlace::KernelsOf<T> &kernels, interlace::Aside *aside) {
+    const size_t size = static_cast<size_t>(block.scratch_size(rows)) * sizeof(T);
+    auto *scratch = static_cast<T *>(std::aligned_alloc(64, (size + 64) / 64 * 64));
+    if (scratch == nullptr) return false;
+    block.qkv.aside = block.attention.aside = block.o.aside = block.router.aside = aside;
+    const bool good = block.run(kernels, rows, x, sum, out, ids, weights, scratch);
+    std::free(scratch);
+    return good;
+  }
+};
+
+METHOD(attention_block) {
+  BlockWork<T> work;
+  if (!work.take(next)) return nullptr;
+  bool good;
   Py_BEGIN_ALLOW_THREADS;
-  good = block.run(kernels, rows, x, sum, out, ids, weights, scratch);
+  good = work.run(kernels, nullptr);
   Py_END_ALLOW_THREADS;
-  std::free(scratch);
   return done(good);
+}
+
+// The same, to be computed by and by.
+METHOD(attention_block_apart) {
+  BlockWork<T> work;
+  if (!work.take(next)) return nullptr;
+  auto job = [of = &kernels, work](interlace::Aside *aside) mutable { return work.run(*of, aside); };
+  return apart(job, next.object());
 }
 
 }  // namespace

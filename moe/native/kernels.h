@@ -16,6 +16,12 @@ using bf16 = uint16_t;
 constexpr int64_t UNIT = 16;   // columns that are summed side by side; outputs are padded to it
 constexpr int64_t BLOCK = 64;  // positions of a block of the KV cache
 
+// Whom a kernel asks between small parts of its work, some tens of microseconds each, whether to stand
+// aside: the call comes back when it is to go on, and says whether anything else was computed.
+struct Aside {
+  bool (*stand)(Aside *);
+};
+
 // x_TK times a packed weight_NK: out_TN. Strides count elements.
 template <class T>
 struct Product {
@@ -25,6 +31,7 @@ struct Product {
   int64_t x_stride;
   int64_t rows, outputs, inputs;
   const T *packed;
+  Aside *aside = nullptr;  // null: nobody else waits
 };
 
 // Rows sorted by expert through down(silu(gate(x)) * up(x)).
@@ -40,6 +47,7 @@ struct ExpertPass {
   int64_t experts;
   const int64_t *counts;          // rows of each expert
   const T *const *matrices;    // gate and up interleaved, then down, of each expert
+  Aside *aside = nullptr;         // null: nobody else waits
 };
 
 template <class T>
@@ -102,6 +110,7 @@ struct Attention {
   const int64_t *positions;  // [rows], ascending within a sequence
   int64_t sequences, heads, kv_heads, width;
   float scale;
+  Aside *aside = nullptr;  // null: nobody else waits
 };
 
 // Functions that need memory of their own return whether they got it.

@@ -2,6 +2,10 @@
 
 #pragma once
 
+#include <utility>
+#include <vector>
+
+#include "apart.h"
 #include "arguments.h"
 
 namespace {
@@ -29,51 +33,65 @@ METHOD(multiply) {
   return next.good() ? run(kernels.multiply, p) : nullptr;
 }
 
-// The items of a sequence of integers; null with an error set. To be freed with PyMem_Free.
-int64_t *integers(PyObject *sequence, Py_ssize_t *size) {
+// The items of a sequence of integers; false with an error set.
+bool integers(PyObject *sequence, std::vector<int64_t> &into) {
   PyObject *fast = PySequence_Fast(sequence, "counts and matrices must be sequences");
-  if (fast == nullptr) return nullptr;
-  *size = PySequence_Fast_GET_SIZE(fast);
-  auto *items = static_cast<int64_t *>(PyMem_Malloc((*size + 1) * sizeof(int64_t)));
-  if (items == nullptr) PyErr_NoMemory();
-  for (Py_ssize_t nth = 0; items != nullptr && nth < *size; nth++) {
-    items[nth] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, nth));
-    if (items[nth] == -1 && PyErr_Occurred()) {
-      PyMem_Free(items);
-      items = nullptr;
-    }
+  if (fast == nullptr) return false;
+  into.resize(PySequence_Fast_GET_SIZE(fast));
+  bool good = true;
+  for (size_t nth = 0; good && nth < into.size(); nth++) {
+    into[nth] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, nth));
+    good = !(into[nth] == -1 && PyErr_Occurred());
   }
   Py_DECREF(fast);
-  return items;
+  return good;
 }
 
-METHOD(experts) {
-  interlace::ExpertPass<T> p;
-  p.out = next.at<T>();
-  p.x = next.at<const T>();
-  p.x_stride = next.size();
-  p.reads = next.at<const int64_t>();
-  p.writes = next.at<const int64_t>();
-  p.hidden = p.out_stride = next.size();
-  p.width = next.size();
-  if (!next.good()) return nullptr;
-  Py_ssize_t num_counts = 0, num_matrices = 0;
-  int64_t *counts = integers(next.object(), &num_counts);
-  int64_t *matrices = counts == nullptr ? nullptr : integers(next.object(), &num_matrices);
-  PyObject *result = nullptr;
-  if (matrices != nullptr && num_matrices != 2 * num_counts) {
-    PyErr_Format(PyExc_ValueError, "%zd counts for %zd matrices: each expert has two", num_counts,
-                 num_matrices);
-  } else if (matrices != nullptr) {
-    p.experts = num_counts;
-    p.counts = counts;
+// A pass through experts and the memory of its numbers.
+template <class T>
+struct ExpertWork {
+  interlace::ExpertPass<T> pass = {};
+  std::vector<int64_t> counts, matrices;
+
+  // False with an error set.
+  bool take(Arguments &next) {
+    pass.out = next.at<T>();
+    pass.x = next.at<const T>();
+    pass.x_stride = next.size();
+    pass.reads = next.at<const int64_t>();
+    pass.writes = next.at<const int64_t>();
+    pass.hidden = pass.out_stride = next.size();
+    pass.width = next.size();
+    if (!next.good() || !integers(next.object(), counts) || !integers(next.object(), matrices)) {
+      return false;
+    }
+    if (matrices.size() != 2 * counts.size()) {
+      PyErr_Format(PyExc_ValueError, "%zu counts for %zu matrices: each expert has two",
+                   counts.size(), matrices.size());
+      return false;
+    }
+    pass.experts = static_cast<int64_t>(counts.size());
+    pass.counts = counts.data();
     static_assert(sizeof(T *) == sizeof(int64_t), "addresses are 64 bits wide");
-    p.matrices = reinterpret_cast<const T *const *>(matrices);
-    result = run(kernels.experts, p);
+    pass.matrices = reinterpret_cast<const T *const *>(matrices.data());
+    return true;
   }
-  PyMem_Free(matrices);
-  PyMem_Free(counts);
-  return result;
+};
+
+METHOD(experts) {
+  ExpertWork<T> work;
+  return work.take(next) ? run(kernels.experts, work.pass) : nullptr;
+}
+
+// The same, to be computed by and by.
+METHOD(experts_apart) {
+  ExpertWork<T> work;
+  if (!work.take(next)) return nullptr;
+  auto job = [run = kernels.experts, work = std::move(work)](interlace::Aside *aside) mutable {
+    work.pass.aside = aside;
+    return run(work.pass);
+  };
+  return apart(std::move(job), next.object());
 }
 
 METHOD(norm) {

@@ -33,7 +33,7 @@ bool multiply(const Product<T> &p) {
     const int64_t rows = lesser(most, p.rows - row);
     const Staged<T> *x =
         stage(scratch.get(), p.x + row * p.x_stride, p.x_stride, rows, p.inputs);
-    multiply_staged<T>(x, stride, rows, p.packed, p.outputs, p.inputs,
+    multiply_staged<T>(x, stride, rows, p.packed, p.outputs, p.inputs, p.aside,
                     into<T>(p.out + row * p.out_stride, p.out_stride, p.outputs, nullptr));
   }
   return true;
@@ -75,7 +75,7 @@ bool experts(const ExpertPass<T> &p) {
     for (const int64_t end = row + p.counts[expert]; row < end;) {
       const int64_t rows = lesser(most, end - row);
       const Staged<T> *x = rows_of_pass(staged.get(), p, row, rows);
-      multiply_staged<T>(x, x_stride, rows, gate_up, 2 * p.width, p.hidden,
+      multiply_staged<T>(x, x_stride, rows, gate_up, 2 * p.width, p.hidden, p.aside,
                       [&](int64_t first, int64_t high, int64_t unit, int64_t units,
                           const float *sums) {
                         for (int64_t nth = 0; nth < high; nth++) {
@@ -85,7 +85,7 @@ bool experts(const ExpertPass<T> &p) {
                       });
       const Staged<T> *h = stage(staged.get(), gated, p.width, rows, p.width);
       const bool placed = p.writes != nullptr;
-      multiply_staged<T>(h, inner_stride, rows, down, p.hidden, p.width,
+      multiply_staged<T>(h, inner_stride, rows, down, p.hidden, p.width, p.aside,
                       into<T>(placed ? p.out : p.out + row * p.out_stride, p.out_stride, p.hidden,
                               placed ? p.writes + row : nullptr));
       row += rows;

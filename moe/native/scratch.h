@@ -29,6 +29,8 @@ inline Ahead ahead(const T *at, int64_t lines) {
   return {reinterpret_cast<const char *>(at), lines};
 }
 
+inline bool stands_aside(Aside *aside) { return aside != nullptr && aside->stand(aside); }
+
 // Memory of one call, on a cache line's boundary.
 template <class T>
 class Scratch {

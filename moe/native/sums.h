@@ -49,12 +49,14 @@ inline int64_t equal_height(int64_t left) {
 }
 
 // Calls finish(row, rows, unit, units, sums) for every tile of the product; row `i` of its sums
-// begins at `sums + i * MAX_UNITS * UNIT`. All rows meet MAX_UNITS units before the next ones. Of
-// two tiles or more, the first two ask for half of what comes next each: of a panel only the first
-// reads from memory, which would stand still under the others. One tile alone keeps it busy.
+// begins at `sums + i * MAX_UNITS * UNIT`. All rows meet MAX_UNITS units before the next ones; in
+// between it may stand aside. Of two tiles or more, the first two ask for half of what comes next
+// each: of a panel only the first reads from memory, which would stand still under the others. One
+// tile alone keeps it busy.
 template <class T, class Finish>
 inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, const T *packed,
-                            int64_t outputs, int64_t inputs, const Finish &finish) {
+                            int64_t outputs, int64_t inputs, Aside *aside,
+                            const Finish &finish) {
   alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT];
   const int64_t units = padded(outputs) / UNIT, panel = MAX_UNITS * UNIT * inputs;
   const bool asks = ASKS_AHEAD && rows > MAX_ROWS &&
@@ -63,6 +65,7 @@ inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, co
     const int64_t end = lesser(group + MAX_UNITS, units);
     const T *next = packed + end * UNIT * inputs;
     int64_t tiles = 0;
+    stands_aside(aside);
     for (int64_t row = 0; row < rows; tiles++) {
       const int64_t high = asks ? equal_height(rows - row) : height_of_tile(rows - row);
       const Ahead asked =

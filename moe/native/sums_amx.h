@@ -126,7 +126,8 @@ inline void sum_alone(Shaped &shaped, int64_t rows, int64_t units, const T *x, i
 // that reaches back, and some get the same sums twice.
 template <class T, class Finish>
 inline void multiply_staged(const T *x, int64_t stride, int64_t rows, const T *packed,
-                            int64_t outputs, int64_t inputs, const Finish &finish) {
+                            int64_t outputs, int64_t inputs, Aside *aside,
+                            const Finish &finish) {
   if (rows == 0) return;
   alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT];
   const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, height = (rows + tiles - 1) / tiles;
@@ -136,6 +137,10 @@ inline void multiply_staged(const T *x, int64_t stride, int64_t rows, const T *p
   for (int64_t unit = 0; unit < units; unit += MAX_UNITS) {
     const int64_t now = lesser(MAX_UNITS, units - unit);
     const T *panel = packed + unit * UNIT * inputs;
+    if (stands_aside(aside)) {
+      shaped = {};
+      shape_tiles(shaped, height, inputs % TILE_INPUTS);
+    }
     for (int64_t tile = 0; tile < tiles; tile++) {
       const int64_t row = lesser(tile * height, rows - height);
       SUM_TILES[now - 1](x + row * stride, stride, panel, inputs, tiles == 1, sums);

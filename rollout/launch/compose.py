@@ -16,7 +16,7 @@ from interlace.comm.journal import Journal
 from interlace.comm.path import Path
 from interlace.comm.plan import PlanConfig, Policy
 from interlace.comm.progress import Progress
-from interlace.comm.sequencer import Crosses, record_program
+from interlace.comm.sequencer import Crosses, Watches, record_program
 from interlace.comm.unsafe import unsafe_sequencer
 from interlace.comm.warm import warm
 from interlace.comm.window import WindowCommunicator
@@ -166,6 +166,7 @@ def compose(
         prechecks=_prechecks(config, paths, transport),
         meeting=_meeting(config, transport),
         crossings=crossings,
+        watches={} if unsafe.arms else _watches(communicators),
     )
     with transport.around(mine[-1].name):
         exact = exactness(model, weights, placement=placement, ep_rank=ep_rank).exact
@@ -256,6 +257,15 @@ def _policy(config: RolloutConfig, weights: Weights, contexts: Mapping[str, Path
     goes = straight is not None and all(straight.fits(one) for one in contexts.values())
     multiplexed = config.mode == "multiplexed" and not order.layers_per_boundary
     return "abreast" if multiplexed and goes else "plan"
+
+
+def _watches(communicators: Mapping[tuple[str, str], Communicator]) -> dict[Any, Watches]:
+    """Of those that pass through windows."""
+    return {
+        key: communicator.watch
+        for key, communicator in communicators.items()
+        if isinstance(communicator, WindowCommunicator)
+    }
 
 
 def _prechecks(

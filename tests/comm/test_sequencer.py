@@ -14,6 +14,7 @@ from interlace.comm.collectives import (
     Exchange,
     Forward,
     Gather,
+    Watch,
     perform,
     preemption_point,
 )
@@ -42,7 +43,9 @@ async def gathers(stages: Sequence[str] = STAGES, role: str = "ep") -> list[Any]
 class Rank:
     """A sequencer of one rank in a world of one, and what it posted."""
 
-    def __init__(self, paths: Sequence[Path] = PATHS) -> None:
+    def __init__(
+        self, paths: Sequence[Path] = PATHS, *, watched: Sequence[str] = (DECODE,)
+    ) -> None:
         self.world, self.posted = local_world(1), list[Ticket]()
         self.late: dict[int, int] = {}
         """Decode's comm_seq -> results of prefill that must have been taken before it is done."""
@@ -50,6 +53,8 @@ class Rank:
         self.until_piece: dict[int, int] = {}
         """Decode's comm_seq -> pieces of prefill that must have been computed before it is done."""
         self.pieces: list[str] = []
+        self.watches: list[Watch | None] = []
+        """What prefill was told at each of its preemption points."""
         self.entered: list[str] = []
         self.inside: str | None = None
         self.sequencer = Sequencer(
@@ -59,6 +64,7 @@ class Rank:
             around=self.around,
             clock=itertools.count().__next__,
             journal=Journal(),
+            watches={(path, "ep"): lambda handle: ("message", handle.number) for path in watched},
         )
 
     @contextmanager
@@ -110,7 +116,7 @@ async def in_pieces(rank: Rank, num: int) -> list[Any]:
     for stage in STAGES:
         for piece in range(num):
             if piece:
-                await preemption_point()
+                rank.watches.append(await preemption_point())
             assert rank.inside == PREFILL
             rank.pieces.append(stage)
         answers.append(await perform(Gather(role="ep", stage=stage, payload=[stage])))
@@ -196,11 +202,31 @@ def test_a_path_stands_aside_as_soon_as_what_another_waits_for_is_there() -> Non
     assert overlaps(rank) == []
 
 
+def test_what_stands_aside_is_told_what_to_watch_for_as_long_as_another_path_waits() -> None:
+    rank = Rank()
+    rank.until_piece[1] = 7
+    step = made(BOTH)
+    rank.walk(step, {DECODE: gathers(), PREFILL: in_pieces(rank, 5)})
+    assert rank.watches == [None] * 4 + [Watch(("message", 1))]
+    for _ in range(2):
+        step = plan(step.after, [replace(BOTH, waiting_tokens=0, live_rows=1)], CONFIG)
+        rank.walk(step, {DECODE: gathers()})
+    assert rank.watches[5:] == [None] * 7
+
+
+def test_where_nothing_can_be_watched_for_that_is_said() -> None:
+    rank = Rank(watched=(PREFILL,))
+    rank.until_piece[1] = 7
+    rank.walk(made(BOTH), {DECODE: gathers(), PREFILL: in_pieces(rank, 5)})
+    assert rank.watches == [None] * 4 + [Watch(None)]
+
+
 def test_nobody_stands_aside_where_nobody_waits() -> None:
     rank = Rank()
     step = made(replace(ONLY_DECODE, decode_rows=0, waiting_tokens=1))
     outputs = rank.walk(step, {PREFILL: in_pieces(rank, 5)})
     assert outputs == {PREFILL: [[["embed"]], [["mix"]], [["logits"]]]}
+    assert rank.watches == [None] * 12
     assert all(not ticket.pauses for ticket in rank.sequencer.journal.tickets)
 
 

@@ -69,6 +69,10 @@ def test_a_gather_gives_everybody_both_payloads(which: tuple[str, ...]) -> None:
             assert out == bytes([0, nth, 1, nth])
 
 
+def test_there_is_nothing_to_ask_the_twin_without_python() -> None:
+    assert end("python", memories(1), 0).watch(0, 0) is None
+
+
 @st.composite
 def exchanges(draw: st.DrawFn) -> tuple[tuple[str, ...], list[list[list[bytes]]]]:
     """Who runs what, and per round what each member sends to each."""
