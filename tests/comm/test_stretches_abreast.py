@@ -21,7 +21,7 @@ from tests.comm.stretching import (
     never,
     straight,
 )
-from tests.comm.toy import DECODE, PREFILL, local_world
+from tests.comm.toy import DECODE, PREFILL, Recording, local_world
 from tests.comm.windows_in_memory import NoWaiter, channel
 
 from interlace.comm.collectives import preemption_point
@@ -202,6 +202,24 @@ def test_ranks_outside_a_path_skip_its_tickets_and_the_other_goes_one_by_one() -
     outputs = rank.walk(both(), decode=straight())
     assert outputs == {DECODE: [["counts"], ["dispatch"], ["combine"]]}
     assert rank.crossings == []
+
+
+class Late(Recording):
+    """Of which a message is there once it has been asked for a few times."""
+
+    num_asked = 0
+
+    def poll(self, handle: Any) -> bool:
+        self.num_asked += 1
+        return self.num_asked > 5 and super().poll(handle)
+
+
+def test_a_stretch_that_is_not_gone_through_is_not_answered_with_a_watch() -> None:
+    rank = Rank(meeting=Late(local_world(1).communicator("meeting", (0,), 0), []))
+    rank.walk(replace(both(), meet_at=1), decode=straight(), prefill=straight())
+    assert rank.crossings == []
+    waiting = [t for t in rank.sequencer.journal.tickets if t.path == PREFILL]
+    assert waiting[0].pauses
 
 
 # ---- the witness
