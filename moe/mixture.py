@@ -71,24 +71,29 @@ class MixtureLayer:
         )
 
     async def apply_preemptibly(self, dispatched: Dispatched) -> torch.Tensor:
-        """[R, D] the same bits, standing aside where another path waits: in the middle of our
-        kernels, or between pieces of a millisecond at most."""
-        pieces = pieces_of(dispatched.expert_counts, PIECE_ROWS)
-        if len(pieces) < 2:
+        """[R, D] the same bits, standing aside where another path waits."""
+        num_rows = sum(dispatched.expert_counts)
+        if num_rows <= PIECE_ROWS:
             return self.apply(dispatched)
-        x_ND, reads_R, writes_R = dispatched.rows_ND, dispatched.reads_R, dispatched.writes_R
-        y_RD = x_ND.new_empty((pieces[-1].rows.stop, x_ND.shape[1]))
+        y_RD = dispatched.rows_ND.new_empty((num_rows, dispatched.rows_ND.shape[1]))
         apart = experts_apart(
             self.experts,
-            x_ND,
+            dispatched.rows_ND,
             dispatched.expert_counts,
-            reads_R=reads_R,
-            writes_R=writes_R,
+            reads_R=dispatched.reads_R,
+            writes_R=dispatched.writes_R,
             out_ND=y_RD,
         )
-        if apart is not None:
+        if apart is None:
+            await self._apply_in_pieces(dispatched, y_RD)
+        else:
             await through(apart)
-            return y_RD
+        return y_RD
+
+    async def _apply_in_pieces(self, dispatched: Dispatched, y_RD: torch.Tensor) -> None:
+        """With preemption points between pieces of a millisecond at most."""
+        pieces = pieces_of(dispatched.expert_counts, PIECE_ROWS)
+        x_ND, reads_R, writes_R = dispatched.rows_ND, dispatched.reads_R, dispatched.writes_R
         reads = _cut(reads_R, pieces)
         writes = reads if writes_R is reads_R else _cut(writes_R, pieces)
         for piece, reads_R, writes_R in zip(pieces, reads, writes, strict=True):
@@ -102,7 +107,6 @@ class MixtureLayer:
                 writes_R=writes_R,
                 out_ND=y_RD[piece.rows] if writes_R is None else y_RD,
             )
-        return y_RD
 
     def add_to(
         self,
