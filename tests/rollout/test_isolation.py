@@ -42,6 +42,7 @@ def both_paths_in_flight(transport_name: str) -> Iterator[Alone]:
         "launch.kind=ray",
         "layout.world=1",
         "scheduler.chunk_steps=6",
+        "order.policy=plan",
         f"launch.transport={transport_name}",
     ]
     config = load_config(preset="tiny", overrides=overrides)
@@ -94,7 +95,8 @@ def reached(alone: Alone, path: str, *extra: Any) -> dict[int, Any]:
     # Layers that two paths are at may differ, and yet lie in the same memory.
     weights = reach((engine._weights, engine._model), "weights").values()
     pool = engine._contexts[path].kv
-    return reach(root, path, beyond=[*(one.what for one in weights), pool, *carry_nothing])
+    kept = pool, pool.pages
+    return reach(root, path, beyond=[*(one.what for one in weights), *kept, *carry_nothing])
 
 
 @pytest.mark.parametrize("transport_name", ["window", "gloo"])
