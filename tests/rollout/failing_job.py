@@ -51,11 +51,12 @@ def other_op(engine: Engine) -> None:
 
 
 def end_in_a_crossing(number: int, *, abreast: int = 0) -> None:
-    """By this signal, where a pass that goes straight, or `abreast` of them, wait for a message."""
+    """By this signal, where a pass that goes straight, or `abreast` of them, wait for a message;
+    one of the first layer, so that others are still to be sent."""
     poll = Crossing.poll
 
     def ends(self: Crossing, handle: None) -> bool:
-        if len(self.abreast) >= abreast:
+        if len(self.abreast) >= abreast and self.at < 3:
             os.kill(os.getpid(), number)
         return poll(self, handle)
 
