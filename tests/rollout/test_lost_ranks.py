@@ -27,14 +27,21 @@ def tiny(*overrides: str) -> RolloutConfig:
     return load_config(preset="tiny", overrides=given)
 
 
+class Failing(threading.Event):
+    """Once it is set the second rank fails, after so many steps."""
+
+    after = 0
+
+
 @pytest.fixture
-def fail(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Once it is set the second rank fails in its next step."""
-    failing, step = threading.Event(), Engine.step
+def fail(monkeypatch: pytest.MonkeyPatch) -> Failing:
+    failing, step = Failing(), Engine.step
 
     async def changed(self: Engine) -> bool:
         if failing.is_set() and self.rank == 1:
-            raise ValueError("a shape that does not fit")
+            if not failing.after:
+                raise ValueError("a shape that does not fit")
+            failing.after -= 1
         return await step(self)
 
     monkeypatch.setattr(Engine, "step", changed)
@@ -49,7 +56,7 @@ def given_before_it_failed(run: Run, given: list[Trajectory]) -> list[Trajectory
 
 
 def test_what_was_in_play_when_a_rank_failed_goes_on_elsewhere_to_the_same_bits(
-    fail: threading.Event,
+    fail: Failing,
 ) -> None:
     config = tiny("environments.episodes_per_process=3", "environments.num_processes=1")
     with Rollout(config) as rollout:
@@ -57,6 +64,7 @@ def test_what_was_in_play_when_a_rank_failed_goes_on_elsewhere_to_the_same_bits(
     with Rollout(config) as rollout:
         run = rollout.run(TASKS)
         given = list(islice(run, 2))
+        fail.after = 16  # episodes that began together end together: the next have a turn by then
         fail.set()
         given = given_before_it_failed(run, given)
     fail.clear()
@@ -71,7 +79,7 @@ def test_what_was_in_play_when_a_rank_failed_goes_on_elsewhere_to_the_same_bits(
 
 
 def test_finished_members_of_a_group_wait_for_the_others_beyond_the_failure(
-    fail: threading.Event, monkeypatch: pytest.MonkeyPatch
+    fail: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, gather = set[int](), Selection.gather
 
@@ -110,7 +118,7 @@ def test_finished_members_of_a_group_wait_for_the_others_beyond_the_failure(
     assert rewarded == [[0], [1, 2]]
 
 
-def test_one_that_was_submitted_raises_what_the_rank_failed_with(fail: threading.Event) -> None:
+def test_one_that_was_submitted_raises_what_the_rank_failed_with(fail: Failing) -> None:
     with Rollout(tiny()) as rollout:
         future = rollout.submit(Task(prompt="a", max_tokens=900))
         fail.set()
