@@ -90,7 +90,20 @@ class Begun(NamedTuple):
     pauses: tuple[tuple[float, float], ...] = ()
 
 
-class Crossed(Sequence[TicketRecord]):
+class _MadeWhenRead(Sequence[TicketRecord]):
+    """Records that can be gone through, and so can be had by their place."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: int) -> TicketRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TicketRecord]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+
+class Crossed(_MadeWhenRead):
     """Records of tickets that were crossed in one call, made when somebody reads them."""
 
     __slots__ = ("_begun", "_members", "_moments", "_tickets")
@@ -132,15 +145,8 @@ class Crossed(Sequence[TicketRecord]):
                 pauses=() if begun is None else begun.pauses,
             )
 
-    @overload
-    def __getitem__(self, index: int) -> TicketRecord: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[TicketRecord]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
 
-
-class TicketRecords(Sequence[TicketRecord]):
+class TicketRecords(_MadeWhenRead):
     """The last `limit` of those that were put in, or all."""
 
     def __init__(self, limit: int | None = None) -> None:
@@ -169,13 +175,6 @@ class TicketRecords(Sequence[TicketRecord]):
 
     def __iter__(self) -> Iterator[TicketRecord]:
         return islice(chain.from_iterable(self._pieces), self._num - len(self), None)
-
-    @overload
-    def __getitem__(self, index: int) -> TicketRecord: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[TicketRecord]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
 
 
 class Journal:

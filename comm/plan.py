@@ -137,8 +137,8 @@ def plan(state: PlanState, proposals: Sequence[Proposal], config: PlanConfig) ->
         if position[path.name] == size:
             finish.append(path.name)
 
-    order = _order(state, start, counts, config)
     cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
+    order = _order(cursor, counts, config)
     tickets, path_seq, comm_seq = _tickets(state, cursor, order, decoding, config)
     turnstile = config.policy == "turnstile" and len(counts) > 1
     for name in finish:
@@ -242,19 +242,16 @@ def _units(program: tuple[Op, ...], layers: int) -> list[int]:
 
 
 def _order(
-    state: PlanState,
-    start: Sequence[str],
-    counts: Sequence[tuple[str, int]],
-    config: PlanConfig,
+    cursor: Mapping[str, int], counts: Sequence[tuple[str, int]], config: PlanConfig
 ) -> list[str]:
-    """Whose ticket is next, throughout the step."""
+    """Whose ticket is next, throughout the step, of programs from `cursor` on."""
     if len(counts) < 2:
         return _in_turn(counts)
     first = {path.name for path in config.paths if path.work == ("transfer",)}
     if any(name in first for name, _ in counts):
         rest = [count for count in counts if count[0] not in first]
         ahead = _in_turn([count for count in counts if count[0] in first])
-        return _by_turns(ahead, _order(state, start, rest, config))
+        return _by_turns(ahead, _order(cursor, rest, config))
     if config.mode == "whole_forward" or config.policy == "turnstile":
         return _in_turn(counts)
     if config.policy == "global_enqueue":
@@ -263,7 +260,6 @@ def _order(
         (one, num), (other, num_of_other) = counts
         return _by_turns([one] * num, [other] * num_of_other)
     paths = {path.name: path for path in config.paths}
-    cursor = {**dict(state.position), **dict.fromkeys(start, 0)}
     if not config.layers_per_boundary:
         return interleave([(name, _works(paths[name], cursor[name], num)) for name, num in counts])
     lumps = {

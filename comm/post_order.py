@@ -49,12 +49,10 @@ class PostOrder:
         """The same of posts whose requests are made on the way. `among`: these and what is posted
         in between, in order; each of their communicators is to bring the same, and its own."""
         if among is not self._among:
-            seq = self._seq
             for ticket in among:
-                if ticket.seq <= seq or ticket.epoch != self.epoch:
+                if ticket.seq <= self._seq or ticket.epoch != self.epoch:
                     raise OrderError(f"rank {self.rank}: {self._why(path, role, ticket)}")
-                seq, self._last = ticket.seq, ticket
-                self._seq = seq
+                self._seq, self._last = ticket.seq, ticket
             self._among, self._left = among, {ticket.seq for ticket in among}
         left = self._left
         for ticket in tickets:
