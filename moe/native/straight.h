@@ -151,7 +151,8 @@ class StraightOf : public Straight {
 
   Outcome mixed_and_counts(Crossing &c) {
     if (const Outcome outcome = mixed(c); outcome != THROUGH) return outcome;
-    return ++at_ == static_cast<int64_t>(layers_.size()) ? THROUGH : counts(c);
+    at_++;
+    return over() ? THROUGH : counts(c);
   }
 
   // Numbers of each layer, eight bytes each: those of a block, then where its experts' matrices are.
@@ -203,8 +204,8 @@ class StraightOf : public Straight {
       default:
         phase_ = 0;
         if (Outcome outcome = mixed(c); outcome != THROUGH) return outcome;
-        if (++at_ == static_cast<int64_t>(layers_.size())) return THROUGH;
-        return step(c);
+        at_++;
+        return over() ? THROUGH : step(c);
     }
   }
 

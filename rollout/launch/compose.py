@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -16,7 +15,7 @@ from interlace.comm.journal import Journal
 from interlace.comm.path import Path
 from interlace.comm.plan import PlanConfig, Policy
 from interlace.comm.progress import Progress
-from interlace.comm.sequencer import Crosses, Watches, record_program
+from interlace.comm.sequencer import record_program
 from interlace.comm.unsafe import unsafe_sequencer
 from interlace.comm.warm import warm
 from interlace.comm.window import WindowCommunicator
@@ -148,8 +147,12 @@ def compose(
         ]
         if path in mine
     }
-    one_by_one = unsafe.arms or config.launch.check_each_op
-    crossings = {} if one_by_one else _crossings(communicators)
+    windows = {} if unsafe.arms else _windows(communicators)
+    crossings = {
+        key: window.cross
+        for key, window in windows.items()
+        if window.can_cross and not config.launch.check_each_op
+    }
     contexts = {
         name: replace(context, straight=(name, "ep") in crossings)
         for name, context in contexts.items()
@@ -166,7 +169,7 @@ def compose(
         prechecks=_prechecks(config, paths, transport),
         meeting=_meeting(config, transport),
         crossings=crossings,
-        watches={} if unsafe.arms else _watches(communicators),
+        watches={key: window.watch for key, window in windows.items()},
     )
     with transport.around(mine[-1].name):
         exact = exactness(model, weights, placement=placement, ep_rank=ep_rank).exact
@@ -239,12 +242,14 @@ def _first_use(
     return lambda: warm(rank, communicators, members, pack=pack, unpack=unpack)
 
 
-def _crossings(communicators: Mapping[tuple[str, str], Communicator]) -> dict[Any, Crosses]:
-    """Of those that pass through windows."""
+def _windows(
+    communicators: Mapping[tuple[str, str], Communicator],
+) -> dict[tuple[str, str], WindowCommunicator]:
+    """Those that pass through windows."""
     return {
-        key: communicator.cross
+        key: communicator
         for key, communicator in communicators.items()
-        if isinstance(communicator, WindowCommunicator) and communicator.can_cross
+        if isinstance(communicator, WindowCommunicator)
     }
 
 
@@ -257,15 +262,6 @@ def _policy(config: RolloutConfig, weights: Weights, contexts: Mapping[str, Path
     goes = straight is not None and all(straight.fits(one) for one in contexts.values())
     multiplexed = config.mode == "multiplexed" and not order.layers_per_boundary
     return "abreast" if multiplexed and goes else "plan"
-
-
-def _watches(communicators: Mapping[tuple[str, str], Communicator]) -> dict[Any, Watches]:
-    """Of those that pass through windows."""
-    return {
-        key: communicator.watch
-        for key, communicator in communicators.items()
-        if isinstance(communicator, WindowCommunicator)
-    }
 
 
 def _prechecks(
