@@ -12,7 +12,7 @@ the reading of 256 MiB, measured by all ranks at once.
 Expect experts and products to be most of every step, at 90 % of a ceiling in prefill, and what is
 neither arithmetic nor waiting to be a tenth of a decode step of 16 rows.
 
-    python experiments/profile_step.py --out out/profile      (make profile)
+    python experiments/profile_step.py --out out/profile [--kernels avx512]     (make profile)
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ FEWEST = 3
 """Steps that an average is taken of, at least."""
 
 
-def profile(shapes: Sequence[Shape], model: str) -> dict[str, Any]:
+def profile(shapes: Sequence[Shape], model: str, instructions: str) -> dict[str, Any]:
     """Ceilings and steps as both ranks found them."""
     folder = str(model_folder(model))
     with tempfile.TemporaryDirectory(prefix="interlace-profile-") as name:
         store = str(Path(name) / "store")
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(WORLD, mp_context=context) as pool:
-            ranks = [pool.submit(run_rank, r, WORLD, store, folder, shapes) for r in range(WORLD)]
+            given = WORLD, store, folder, instructions, shapes
+            ranks = [pool.submit(run_rank, rank, *given) for rank in range(WORLD)]
             found = [rank.result() for rank in ranks]
     ceilings = {key: mean(rank["ceilings"][key] for rank in found) for key in found[0]["ceilings"]}
     best = max(value for key, value in ceilings.items() if key != "bytes")
@@ -200,15 +201,24 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for profile.json and profile.png.")],
     model: Annotated[str, typer.Option(help="A bfloat16 model with experts.")] = BENCH_MODEL,
     only: Annotated[list[str] | None, typer.Option(help="Some shapes, as 'decode 16'.")] = None,
+    instructions: Annotated[str, typer.Option("--kernels", help="As model.kernels.")] = "auto",
 ) -> None:
     """Take the steps of two ranks apart."""
+    if instructions not in {"auto", *kernels.NAMES}:
+        names = ", ".join(kernels.NAMES)
+        raise typer.BadParameter(f"there are no kernels {instructions!r}; there are auto, {names}")
+    try:
+        kernels.choose(instructions)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     if not kernels.instructions():
         raise typer.BadParameter("no kernels run here: interlace doctor says why")
     unknown = sorted({*(only or ())} - {shape.name for shape in SHAPES})
     if unknown:
         known = ", ".join(shape.name for shape in SHAPES)
         raise typer.BadParameter(f"there is no shape {unknown[0]!r}; there are {known}")
-    report = profile([shape for shape in SHAPES if not only or shape.name in only], model)
+    shapes = [shape for shape in SHAPES if not only or shape.name in only]
+    report = profile(shapes, model, instructions)
     out.mkdir(parents=True, exist_ok=True)
     (out / "profile.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     draw(report, out / "profile.png")

@@ -89,10 +89,11 @@ def least_seconds(work: Callable[[], Any], tries: int = 5) -> float:
 
 
 def run_rank(
-    rank: int, world: int, store: str, model: str, shapes: Sequence[Shape]
+    rank: int, world: int, store: str, model: str, instructions: str, shapes: Sequence[Shape]
 ) -> dict[str, Any]:
-    """Steps of all shapes, by name, and the ceilings."""
+    """Steps of all shapes, by name, and the ceilings; `instructions` as in ``model.kernels``."""
     torch.set_num_threads(1)
+    kernels.choose(instructions)
     torch.manual_seed(0)
     keep_to_row_stable_kernels()
     with torch.inference_mode():
@@ -100,6 +101,7 @@ def run_rank(
     config = load_config(
         overrides=[
             f"model.path={model}",
+            f"model.kernels={instructions}",
             f"layout.world={world}",
             "launch.kind=torchrun",
             "scheduler.chunk_tokens=512",

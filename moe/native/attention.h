@@ -16,10 +16,22 @@ struct Rows {
   const int64_t *positions;
 };
 
+// A page that is read next, asked for by and by, `each` cache lines a time: all at once would keep
+// what is read now waiting.
+struct Asking {
+  const char *at;
+  int64_t each, left;
+  void operator()() {
+    const int64_t now = lesser(each, left);
+    for (int64_t line = 0; line < now; line++) _mm_prefetch(at + line * LINE_BYTES, _MM_HINT_T1);
+    at += now * LINE_BYTES, left -= now;
+  }
+};
 template <class T>
-inline void prefetch(const T *page, int64_t elements) {
-  const int64_t line = LINE_BYTES / static_cast<int64_t>(sizeof *page);
-  for (int64_t at = 0; at < elements; at += line) _mm_prefetch(page + at, _MM_HINT_T1);
+inline Asking asking_for(const T *page, int64_t elements, int64_t times) {
+  const auto bytes = page == nullptr ? 0 : elements * static_cast<int64_t>(sizeof(T));
+  const int64_t lines = bytes / LINE_BYTES;
+  return {reinterpret_cast<const char *>(page), (lines + times - 1) / times, lines};
 }
 
 // Lets rows [first, first + count) meet one page; `seen[i]` of its positions are for row i.
@@ -33,6 +45,8 @@ inline void meet(Shaped &shaped, const Rows<T> &rows, int64_t first, int64_t cou
   const auto asked = [=](int64_t at, int64_t lines) {
     return next == nullptr ? NOTHING : ahead(next + at, lines);
   };
+  // Where tiles do not ask, each row does, four times.
+  Asking asking = asking_for(ASKS_AHEAD ? nullptr : next, 2 * BLOCK * width, 4 * count);
   const T *values = keys + BLOCK * width;
   const Staged<T> *queries = rows.queries + first * width;
   const int64_t most = seen[count - 1];
@@ -42,6 +56,7 @@ inline void meet(Shaped &shaped, const Rows<T> &rows, int64_t first, int64_t cou
     sum_alone<T>(shaped, count, now, queries, width, keys + unit * UNIT * width, UNIT * width,
                  width, sums, asked(unit * UNIT * width, now));
     for (int64_t row = 0; row < count; row++) {
+      asking();
       for (int64_t at = 0; at < now * UNIT; at += UNIT) {
         store(scores + row * BLOCK + unit * UNIT + at,
               mul(load(sums + row * MAX_UNITS * UNIT + at), all(scale * LOG2_E)));
@@ -51,6 +66,7 @@ inline void meet(Shaped &shaped, const Rows<T> &rows, int64_t first, int64_t cou
   }
   for (int64_t row = 0; row < UNIT; row++) fading[row] = 0.0f;
   for (int64_t row = 0; row < count; row++) {
+    asking();
     Vec highest = all(rows.highest[first + row]);
     for (int64_t at = 0; at < seen[row]; at += UNIT) {
       const Vec score = load(scores + row * BLOCK + at);
@@ -62,6 +78,7 @@ inline void meet(Shaped &shaped, const Rows<T> &rows, int64_t first, int64_t cou
   }
   store(fading, exp2_of(load(fading)));
   for (int64_t row = 0; row < count; row++) {
+    asking();
     const Vec highest = all(rows.highest[first + row]);
     Vec total = all(0.0f);
     for (int64_t at = 0; at < BLOCK; at += UNIT) {
@@ -81,6 +98,7 @@ inline void meet(Shaped &shaped, const Rows<T> &rows, int64_t first, int64_t cou
     sum_alone<T>(shaped, count, now, weights, BLOCK, values + unit * UNIT * BLOCK, UNIT * BLOCK,
                  most, sums, asked(BLOCK * (width + unit * UNIT), now));
     for (int64_t row = 0; row < count; row++) {
+      asking();
       float *mixed = rows.mixed + (first + row) * width + unit * UNIT;
       for (int64_t at = 0; at < now * UNIT; at += UNIT) {
         store(mixed + at, fused(load(mixed + at), all(fading[row]),
@@ -113,15 +131,13 @@ inline void attend_tile(Shaped &shaped, const Attention<T> &a, const Rows<T> &ro
     while (rows.positions[first] < block * BLOCK) first++;
     const T *keys = pages.at(block);
     const T *next = block < last ? pages.at(block + 1) : then;
-    if (!ASKS_AHEAD && count <= MAX_ROWS && block < last) prefetch(next, 2 * BLOCK * a.width);
     for (int64_t row = first; row < count; row += MAX_ROWS) {
       const int64_t now = lesser(MAX_ROWS, count - row);
       int64_t seen[MAX_ROWS];
       for (int64_t nth = 0; nth < now; nth++) {
         seen[nth] = lesser(BLOCK, rows.positions[row + nth] - block * BLOCK + 1);
       }
-      const bool asks = ASKS_AHEAD && row == first;
-      meet(shaped, rows, row, now, seen, keys, asks ? next : nullptr, a.width, a.scale);
+      meet(shaped, rows, row, now, seen, keys, row == first ? next : nullptr, a.width, a.scale);
     }
   }
 }

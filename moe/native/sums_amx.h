@@ -76,10 +76,11 @@ inline void shape_tiles(Shaped &now, int64_t height, int64_t rest) {
   } while (false)
 
 // The sums of up to 16 rows, as shaped, with a panel of UNITS units. When `ahead`, each column is
-// read once only, so it comes from far away: it is asked for in time.
-template <int UNITS>
+// read once only, so it comes from far away: it is asked for in time. `beside` is called for every 32
+// inputs: what it does with vectors takes hardly any time while tiles multiply.
+template <int UNITS, class Beside>
 void sum_tiles(const bf16 *x, int64_t stride, const bf16 *panel, int64_t inputs, bool ahead,
-               float *sums) {
+               float *sums, Beside &beside) {
   constexpr int64_t wide = UNITS * UNIT, sums_bytes = MAX_UNITS * UNIT * sizeof(float);
   const int64_t whole = inputs / TILE_INPUTS * TILE_INPUTS, x_bytes = stride * sizeof(bf16);
   settle(x);
@@ -96,6 +97,7 @@ void sum_tiles(const bf16 *x, int64_t stride, const bf16 *panel, int64_t inputs,
       }
     }
     MEET(4, 5, x + input, x_bytes, columns, UNITS);
+    beside();
   }
   if (whole < inputs) MEET(6, 7, x + whole, x_bytes, panel + whole * wide, UNITS);
   _tile_stored(0, sums, sums_bytes);
@@ -106,8 +108,46 @@ void sum_tiles(const bf16 *x, int64_t stride, const bf16 *panel, int64_t inputs,
 
 #undef MEET
 
-constexpr decltype(&sum_tiles<1>) SUM_TILES[] = {sum_tiles<1>, sum_tiles<2>, sum_tiles<3>,
-                                                 sum_tiles<4>};
+template <class Beside>
+inline void sum_units(int64_t units, const bf16 *x, int64_t stride, const bf16 *panel,
+                      int64_t inputs, bool ahead, float *sums, Beside &beside) {
+  constexpr decltype(&sum_tiles<1, Beside>) of_units[] = {sum_tiles<1, Beside>, sum_tiles<2, Beside>,
+                                                          sum_tiles<3, Beside>, sum_tiles<4, Beside>};
+  of_units[units - 1](x, stride, panel, inputs, ahead, sums, beside);
+}
+
+// What goes on beside tiles that multiply, a little for every 32 inputs: the sums of the last tile are
+// put where they belong, and the next panel is asked for.
+template <class Finish>
+struct Meanwhile {
+  const Finish &finish;
+  int64_t at_once;  // rows
+  Ahead next = NOTHING;
+  const float *sums = nullptr;
+  int64_t row = 0, left = 0, unit = 0, units = 0;
+
+  void operator()() {
+    for (int64_t line = 0; line < next.lines; line++) {
+      _mm_prefetch(next.at + line * LINE_BYTES, _MM_HINT_T1);
+    }
+    next.at += next.lines * LINE_BYTES;
+    put_away();
+  }
+  void put_away() {
+    const int64_t now = lesser(at_once, left);
+    if (now == 0) return;
+    finish(row, now, unit, units, sums);
+    row += now, left -= now, sums += now * MAX_UNITS * UNIT;
+  }
+  // Before its sums' memory is used again, but for the last two tiles'.
+  void begin(const float *of, int64_t first, int64_t height, int64_t first_unit, int64_t num) {
+    end();
+    sums = of, row = first, left = height, unit = first_unit, units = num;
+  }
+  void end() {
+    while (left > 0) put_away();
+  }
+};
 
 constexpr bool ASKS_AHEAD = false;
 
@@ -119,21 +159,26 @@ inline void sum_alone(Shaped &shaped, int64_t rows, int64_t units, const T *x, i
                       const T *packed, int64_t, int64_t inputs, float *sums, Ahead) {
   inputs = (inputs + RUN<T> - 1) / RUN<T> * RUN<T>;
   shape_tiles(shaped, rows, inputs % TILE_INPUTS);
-  SUM_TILES[units - 1](x, stride, packed, inputs, false, sums);
+  const auto nothing = [] {};
+  sum_units(units, x, stride, packed, inputs, false, sums, nothing);
 }
 
 // As in sums.h. All tiles of a product have one height; the last rows meet their panel in a tile
-// that reaches back, and some get the same sums twice.
+// that reaches back, and some get the same sums twice. A tile's sums are put away while the next one
+// is multiplied. Of a panel only the first of several tiles reads from memory, and would stand still
+// for it: each asks for its share of the next panel, which lies behind this one.
 template <class T, class Finish>
 inline void multiply_staged(const T *x, int64_t stride, int64_t rows, const T *packed,
                             int64_t outputs, int64_t inputs, Aside *aside,
                             const Finish &finish) {
   if (rows == 0) return;
-  alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT];
+  alignas(64) float sums[2][MAX_ROWS * MAX_UNITS * UNIT];
   const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, height = (rows + tiles - 1) / tiles;
-  const int64_t units = padded(outputs) / UNIT;
+  const int64_t units = padded(outputs) / UNIT, steps = greater(1, inputs / TILE_INPUTS);
+  Meanwhile<Finish> meanwhile = {finish, (height + steps - 1) / steps};
   Shaped shaped;
   shape_tiles(shaped, height, inputs % TILE_INPUTS);
+  int64_t nth = 0;
   for (int64_t unit = 0; unit < units; unit += MAX_UNITS) {
     const int64_t now = lesser(MAX_UNITS, units - unit);
     const T *panel = packed + unit * UNIT * inputs;
@@ -141,10 +186,15 @@ inline void multiply_staged(const T *x, int64_t stride, int64_t rows, const T *p
       shaped = {};
       shape_tiles(shaped, height, inputs % TILE_INPUTS);
     }
-    for (int64_t tile = 0; tile < tiles; tile++) {
+    if (tiles > 1) {
+      const int64_t lines = now * UNIT * inputs * static_cast<int64_t>(sizeof(T)) / LINE_BYTES;
+      meanwhile.next = ahead(panel + now * UNIT * inputs, (lines + tiles * steps - 1) / (tiles * steps));
+    }
+    for (int64_t tile = 0; tile < tiles; tile++, nth++) {
       const int64_t row = lesser(tile * height, rows - height);
-      SUM_TILES[now - 1](x + row * stride, stride, panel, inputs, tiles == 1, sums);
-      finish(row, height, unit, now, sums);
+      sum_units(now, x + row * stride, stride, panel, inputs, tiles == 1, sums[nth % 2], meanwhile);
+      meanwhile.begin(sums[nth % 2], row, height, unit, now);
     }
   }
+  meanwhile.end();
 }
