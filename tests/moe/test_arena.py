@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+import torch
+
 from interlace.moe.arena import HUGE_PAGE, LINE, Arena
+from interlace.moe.kv_cache import KVCache
+
+RESIDENT = Path("/proc/self/statm")
+PAGE = 4096
 
 
 def test_pieces_are_zero_apart_and_on_lines() -> None:
@@ -29,3 +38,22 @@ def test_a_piece_outlives_its_arena() -> None:
     piece = Arena().take(HUGE_PAGE)
     piece.fill_(7)
     assert bool((piece == 7).all())
+
+
+@pytest.mark.skipif(not RESIDENT.exists(), reason="only Linux tells what memory is there")
+@pytest.mark.parametrize("kind", ["arena", "pages", "planes"])
+def test_all_of_it_is_there_before_a_step_writes_to_it(kind: str) -> None:
+    size = 32 * HUGE_PAGE
+    before = _resident_bytes()
+    if kind == "arena":
+        held: object = Arena().take(size)
+    else:
+        blocks = size // (2 * 64 * 64 * 2)  # one layer's keys and values, of one head
+        planes = {"key": (1, 64), ("value" if kind == "pages" else "other"): (1, 64)}
+        held = KVCache(num_layers=1, num_blocks=blocks, planes=planes, dtype=torch.bfloat16)
+    assert _resident_bytes() - before > 0.9 * size
+    del held
+
+
+def _resident_bytes() -> int:
+    return int(RESIDENT.read_text().split()[1]) * PAGE
