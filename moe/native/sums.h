@@ -50,9 +50,9 @@ inline int64_t equal_height(int64_t left) {
 
 // Calls finish(row, rows, unit, units, sums) for every tile of the product; row `i` of its sums
 // begins at `sums + i * MAX_UNITS * UNIT`. All rows meet MAX_UNITS units before the next ones; in
-// between it may stand aside. Of two tiles or more, the first two ask for half of what comes next
-// each: of a panel only the first reads from memory, which would stand still under the others. One
-// tile alone keeps it busy.
+// between it may stand aside. Of two tiles or more, the first asks for what comes next, or the first
+// two for half of it each: of a panel only the first reads from memory, which would stand still
+// under the others. One tile alone keeps it busy.
 template <class T, class Finish>
 inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, const T *packed,
                             int64_t outputs, int64_t inputs, Aside *aside,
@@ -68,10 +68,14 @@ inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, co
     stands_aside(aside);
     for (int64_t row = 0; row < rows; tiles++) {
       const int64_t high = asks ? equal_height(rows - row) : height_of_tile(rows - row);
-      const Ahead asked =
-          asks && tiles < 2 ? ahead(next + tiles * panel / 2, MAX_UNITS / 2) : NOTHING;
+      const int64_t askers = asks ? lesser(2, units_at_once(high)) : 0;
       for (int64_t unit = group; unit < end;) {
         const int64_t now = lesser(units_at_once(high), end - unit);
+        Ahead asked = NOTHING;
+        if (tiles < askers) {
+          const int64_t done = tiles * panel + (unit - group) * UNIT * inputs;
+          asked = ahead(next + done / askers, now / askers);
+        }
         sum_tile<T>(high, now, x + row * stride, stride, packed + unit * UNIT * inputs,
                     UNIT * inputs, inputs, sums, asked);
         finish(row, high, unit, now, sums);

@@ -10,12 +10,13 @@ inline Vec columns_at(const bf16 *run, int nth) {
                                       : _mm512_and_si512(word, second));
 }
 
-constexpr bool ASKS_AHEAD = false;
+// Whether a tile asks for what is read next.
+constexpr bool ASKS_AHEAD = true;
 
 // [ROWS, UNITS * 16] sums over whole runs of inputs of one panel of UNITS units.
 template <class T, int ROWS, int UNITS>
 void tile(const float *rows, int64_t stride, const T *packed, int64_t, int64_t inputs, float *out,
-          Ahead) {
+          Ahead next) {
   constexpr int run = static_cast<int>(RUN<T>);
   Vec sums[ROWS][UNITS];
 #pragma GCC unroll 8
@@ -44,6 +45,10 @@ void tile(const float *rows, int64_t stride, const T *packed, int64_t, int64_t i
       }
     }
     packed += UNITS * run * UNIT;
+    for (int64_t line = 0; line < next.lines; line++) {
+      _mm_prefetch(next.at, _MM_HINT_T1);
+      next.at += LINE_BYTES;
+    }
   }
 #pragma GCC unroll 8
   for (int row = 0; row < ROWS; row++) {

@@ -125,7 +125,8 @@ inline void gate(T *to, const float *sums, int64_t units) {
 
 // ---- tiles
 
-constexpr bool ASKS_AHEAD = false;
+// Whether a tile asks for what is read next.
+constexpr bool ASKS_AHEAD = true;
 
 // Eight columns of the `nth` input of a run.
 inline __m256 columns_at(const float *run, int) { return _mm256_loadu_ps(run); }
@@ -139,7 +140,7 @@ inline __m256 columns_at(const bf16 *run, int nth) {
 // [ROWS, UNITS * 16] sums over whole runs of inputs; units lie `unit_size` elements apart.
 template <class T, int ROWS, int UNITS>
 void tile(const float *rows, int64_t stride, const T *packed, int64_t unit_size, int64_t inputs,
-          float *out, Ahead) {
+          float *out, Ahead next) {
   constexpr int run = static_cast<int>(RUN<T>);
   __m256 sums[ROWS][UNITS][2];
 #pragma GCC unroll 8
@@ -154,6 +155,10 @@ void tile(const float *rows, int64_t stride, const T *packed, int64_t unit_size,
   for (int row = 0; row < ROWS; row++) x[row] = rows + row * stride;
   for (int64_t input = 0; input < inputs; input += run) {
     const T *from = packed + input * UNIT;
+    for (int64_t line = 0; line < next.lines; line++) {
+      _mm_prefetch(next.at, _MM_HINT_T1);
+      next.at += LINE_BYTES;
+    }
 #pragma GCC unroll 2
     for (int nth = 0; nth < run; nth++) {
       __m256 columns[UNITS][2];
