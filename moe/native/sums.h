@@ -42,6 +42,9 @@ inline void sum_alone(Shaped &, int64_t rows, int64_t units, const Staged<T> *x,
   tile_of<T>(rows, units)(x, stride, packed, unit_size, inputs, sums, next);
 }
 
+// How far ahead of itself a tile alone asks, in elements.
+constexpr int64_t ALONE_AHEAD = 2048;
+
 // The height of the first of as few tiles as can be if all are equally high.
 inline int64_t equal_height(int64_t left) {
   const int64_t tiles = (left + MAX_ROWS - 1) / MAX_ROWS;
@@ -52,7 +55,7 @@ inline int64_t equal_height(int64_t left) {
 // begins at `sums + i * MAX_UNITS * UNIT`. All rows meet MAX_UNITS units before the next ones; in
 // between it may stand aside. Of two tiles or more, the first asks for what comes next, or the first
 // two for half of it each: of a panel only the first reads from memory, which would stand still
-// under the others. One tile alone keeps it busy.
+// under the others. One tile alone keeps it busy, or asks a little ahead of itself.
 template <class T, class Finish>
 inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, const T *packed,
                             int64_t outputs, int64_t inputs, Aside *aside,
@@ -72,7 +75,9 @@ inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, co
       for (int64_t unit = group; unit < end;) {
         const int64_t now = lesser(units_at_once(high), end - unit);
         Ahead asked = NOTHING;
-        if (tiles < askers) {
+        if (rows <= MAX_ROWS && rows >= ASKS_ALONE_FROM) {
+          asked = ahead(packed + unit * UNIT * inputs + ALONE_AHEAD, now);
+        } else if (tiles < askers) {
           const int64_t done = tiles * panel + (unit - group) * UNIT * inputs;
           asked = ahead(next + done / askers, now / askers);
         }

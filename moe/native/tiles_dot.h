@@ -2,6 +2,8 @@
 
 // Whether a tile asks for what is read next.
 constexpr bool ASKS_AHEAD = true;
+// Of one tile alone, from so many rows on.
+constexpr int64_t ASKS_ALONE_FROM = INT64_MAX;
 
 // A run of one row's inputs for all lanes, a run of each lane's own, and their products added up.
 inline __m512 spread(const float *run) { return _mm512_set1_ps(*run); }

@@ -12,6 +12,8 @@ inline Vec columns_at(const bf16 *run, int nth) {
 
 // Whether a tile asks for what is read next.
 constexpr bool ASKS_AHEAD = true;
+// Of one tile alone, from so many rows on.
+constexpr int64_t ASKS_ALONE_FROM = 2;
 
 // [ROWS, UNITS * 16] sums over whole runs of inputs of one panel of UNITS units.
 template <class T, int ROWS, int UNITS>

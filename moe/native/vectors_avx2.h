@@ -127,6 +127,8 @@ inline void gate(T *to, const float *sums, int64_t units) {
 
 // Whether a tile asks for what is read next.
 constexpr bool ASKS_AHEAD = true;
+// Of one tile alone, from so many rows on.
+constexpr int64_t ASKS_ALONE_FROM = INT64_MAX;
 
 // Eight columns of the `nth` input of a run.
 inline __m256 columns_at(const float *run, int) { return _mm256_loadu_ps(run); }
