@@ -16,22 +16,21 @@ struct Rows {
   const int64_t *positions;
 };
 
-// A page that is read next, asked for by and by, `each` cache lines a time: all at once would keep
-// what is read now waiting.
+// A page that is read next, asked for by and by: all at once would keep what is read now waiting.
 struct Asking {
-  const char *at;
-  int64_t each, left;
+  Ahead next;
+  int64_t left;  // cache lines
   void operator()() {
-    const int64_t now = lesser(each, left);
-    for (int64_t line = 0; line < now; line++) _mm_prefetch(at + line * LINE_BYTES, _MM_HINT_T1);
-    at += now * LINE_BYTES, left -= now;
+    next.lines = lesser(next.lines, left);
+    left -= next.lines;
+    ask(next);
   }
 };
 template <class T>
 inline Asking asking_for(const T *page, int64_t elements, int64_t times) {
   const auto bytes = page == nullptr ? 0 : elements * static_cast<int64_t>(sizeof(T));
   const int64_t lines = bytes / LINE_BYTES;
-  return {reinterpret_cast<const char *>(page), (lines + times - 1) / times, lines};
+  return {ahead(page, (lines + times - 1) / times), lines};
 }
 
 // Lets rows [first, first + count) meet one page; `seen[i]` of its positions are for row i.

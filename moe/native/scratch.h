@@ -24,6 +24,12 @@ struct Ahead {
   int64_t lines;
 };
 constexpr Ahead NOTHING = {nullptr, 0};
+inline void ask(Ahead &next) {
+  for (int64_t line = 0; line < next.lines; line++) {
+    __builtin_prefetch(next.at, 0, 2);  // into the second level
+    next.at += LINE_BYTES;
+  }
+}
 template <class T>
 inline Ahead ahead(const T *at, int64_t lines) {
   return {reinterpret_cast<const char *>(at), lines};

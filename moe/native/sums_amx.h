@@ -127,10 +127,7 @@ struct Meanwhile {
   int64_t row = 0, left = 0, unit = 0, units = 0;
 
   void operator()() {
-    for (int64_t line = 0; line < next.lines; line++) {
-      _mm_prefetch(next.at + line * LINE_BYTES, _MM_HINT_T1);
-    }
-    next.at += next.lines * LINE_BYTES;
+    ask(next);
     put_away();
   }
   void put_away() {
@@ -187,8 +184,9 @@ inline void multiply_staged(const T *x, int64_t stride, int64_t rows, const T *p
       shape_tiles(shaped, height, inputs % TILE_INPUTS);
     }
     if (tiles > 1) {
-      const int64_t lines = now * UNIT * inputs * static_cast<int64_t>(sizeof(T)) / LINE_BYTES;
-      meanwhile.next = ahead(panel + now * UNIT * inputs, (lines + tiles * steps - 1) / (tiles * steps));
+      const int64_t size = now * UNIT * inputs, times = tiles * steps;
+      const int64_t lines = size * static_cast<int64_t>(sizeof(T)) / LINE_BYTES;
+      meanwhile.next = ahead(panel + size, (lines + times - 1) / times);
     }
     for (int64_t tile = 0; tile < tiles; tile++, nth++) {
       const int64_t row = lesser(tile * height, rows - height);

@@ -37,10 +37,7 @@ void tile(const T *rows, int64_t stride, const T *packed, int64_t, int64_t input
       columns[unit] = columns_at(packed + unit * RUN<T> * UNIT);
     }
     packed += UNITS * RUN<T> * UNIT;
-    for (int64_t line = 0; line < next.lines; line++) {
-      _mm_prefetch(next.at, _MM_HINT_T1);
-      next.at += LINE_BYTES;
-    }
+    ask(next);
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++) {
       const auto value = spread(x[row] + input);

@@ -157,10 +157,7 @@ void tile(const float *rows, int64_t stride, const T *packed, int64_t unit_size,
   for (int row = 0; row < ROWS; row++) x[row] = rows + row * stride;
   for (int64_t input = 0; input < inputs; input += run) {
     const T *from = packed + input * UNIT;
-    for (int64_t line = 0; line < next.lines; line++) {
-      _mm_prefetch(next.at, _MM_HINT_T1);
-      next.at += LINE_BYTES;
-    }
+    ask(next);
 #pragma GCC unroll 2
     for (int nth = 0; nth < run; nth++) {
       __m256 columns[UNITS][2];

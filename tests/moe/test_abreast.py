@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -175,6 +176,19 @@ def test_tickets_go_by_turns_and_times_of_both_passes_are_apart(pair: Ranks) -> 
         assert all(r.resumed_at < r.computed_at for r in records)
         computing = sorted(span for r in records for span in spans(r))
         assert all(end <= begin for (_, end), (begin, _) in pairwise(computing))
+
+
+def test_of_experts_times_each_pass_has_as_much_as_it_has_rows(pair: Ranks) -> None:
+    many = [chunk(90, 0, rank) for rank in range(2)]
+    few = [describe(([7 + rank], 0, (4,))) for rank in range(2)]
+    took: dict[str, list[float]] = {DECODE: [], PREFILL: []}
+    one = Steps(pair, (True, True))
+    for _ in range(5):
+        one.run(many, few)
+    for record in one.sequencers[0].journal.tickets:
+        if record.stage.endswith("combine"):
+            took[record.path].append(record.computed_at - record.resumed_at)
+    assert median(took[PREFILL]) < 0.5 * median(took[DECODE])
 
 
 @pytest.mark.parametrize("nth", [0, 1, 2, 3, 7, 11])
