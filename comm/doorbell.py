@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .window_reference import heard
+from .window_reference import heard, ring
 
 
 class Doorbell(Protocol):
@@ -18,6 +18,10 @@ class Doorbell(Protocol):
         """Until it has rung since `heard`, or until then: a short spin first, then asleep."""
         ...
 
+    def ring(self) -> None:
+        """As others do when they post. From any thread; nothing happens once it is closed."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -26,6 +30,7 @@ class ReferenceDoorbell:
 
     def __init__(self, memory: Any, nap: Callable[[], None] = lambda: time.sleep(5e-5)) -> None:
         self._bell, self._nap = memoryview(memory).cast("B").cast("I"), nap
+        self._closed = False
 
     def heard(self) -> int:
         return heard(self._bell)
@@ -34,7 +39,12 @@ class ReferenceDoorbell:
         while self.heard() == heard_before and time.monotonic_ns() < until_ns:
             self._nap()
 
+    def ring(self) -> None:
+        if not self._closed:
+            ring(self._bell)
+
     def close(self) -> None:
+        self._closed = True
         self._bell.release()
 
 
@@ -74,3 +84,11 @@ class DoorbellWaiter:
         else:
             # What is on its way comes no sooner: nothing to look for until then.
             self._doorbell.wait(self._heard, min(until_ns, self._due_ns), 0)
+
+    def rest(self, seconds: float, is_ready: Callable[[], bool]) -> None:
+        self.arm()
+        if not is_ready():
+            self._doorbell.wait(self._heard, time.monotonic_ns() + int(seconds * 1e9), 0)
+
+    def rouse(self) -> None:
+        self._doorbell.ring()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -23,6 +24,19 @@ class Waiter(Protocol):
         ...
 
 
+class RankWaiter(Waiter, Protocol):
+    """A rank's own, which it rests on too while it has no work."""
+
+    def rest(self, seconds: float, is_ready: Callable[[], bool]) -> None:
+        """Sleep, at most so long, until `rouse` is called, or another rank waits for this one where
+        the transport tells; not at all if it `is_ready`."""
+        ...
+
+    def rouse(self) -> None:
+        """From any thread, once what `is_ready` looks at has changed."""
+        ...
+
+
 class SleepWaiter:
     """For transports that cannot wake anybody: short sleeps, longer ones later.
 
@@ -32,6 +46,7 @@ class SleepWaiter:
     def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self._sleep = sleep
         self._naps = 0
+        self._roused = threading.Event()
 
     def begin(self) -> None:
         self._naps = 0
@@ -42,3 +57,11 @@ class SleepWaiter:
     def wait(self, seconds: float) -> None:
         self._naps += 1
         self._sleep(min(seconds, 2e-5 if self._naps < 200 else 5e-4))
+
+    def rest(self, seconds: float, is_ready: Callable[[], bool]) -> None:
+        self._roused.clear()
+        if not is_ready():
+            self._roused.wait(seconds)
+
+    def rouse(self) -> None:
+        self._roused.set()

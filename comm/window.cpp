@@ -237,9 +237,16 @@ PyObject *doorbell_wait(Doorbell *self, PyObject *const *args, Py_ssize_t nargs)
   Py_RETURN_NONE;
 }
 
+// From any thread. Once it is closed nobody waits.
+PyObject *doorbell_ring(Doorbell *self, PyObject *) {
+  if (self->memory->count != 0) ring(self->memory->at<Bell>(0));
+  Py_RETURN_NONE;
+}
+
 PyMethodDef doorbell_methods[] = {
     {"heard", FAST(doorbell_heard), METH_NOARGS, nullptr},
     {"wait", FAST(doorbell_wait), METH_FASTCALL, nullptr},
+    {"ring", FAST(doorbell_ring), METH_NOARGS, nullptr},
     {"close", FAST(doorbell_close), METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -39,7 +39,7 @@ from interlace.comm.communicator import Communicator
 from interlace.comm.driver import run_blocking
 from interlace.comm.post_order import PostOrder
 from interlace.comm.sequencer import Sequencer
-from interlace.comm.waiter import SleepWaiter, Waiter
+from interlace.comm.waiter import RankWaiter, SleepWaiter
 from interlace.moe.batch import Batch
 from interlace.moe.sampling_params import SamplingParams
 from interlace.rollout import group
@@ -175,7 +175,7 @@ class NoTransport:
     carrier = Carrier(kind="local", why="there is one rank")
 
     def __init__(self) -> None:
-        self.waiter: Waiter = SleepWaiter()
+        self.waiter: RankWaiter = SleepWaiter()
         self.posts = PostOrder(0)
 
     def control(self, timeout_s: float) -> Communicator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from .messages import Command, LeaderCommand, WeightsCommand
 
@@ -17,6 +18,7 @@ class Inbox:
         self._commands: list[LeaderCommand] = []
         self._weights: deque[WeightsCommand] = deque()
         self._roused = False
+        self._told: Callable[[], None] = _nobody
         lock = threading.RLock()
         self._stirred, self._weights_stirred = threading.Condition(lock), threading.Condition(lock)
 
@@ -28,6 +30,16 @@ class Inbox:
             else:
                 self._commands.append(command)
                 self._stirred.notify_all()
+                self._told()
+
+    def tell(self, whom: Callable[[], None]) -> None:
+        """Call this, too, whenever something for the loop has arrived."""
+        self._told = whom
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether something for the loop waits to be taken."""
+        return bool(self._commands)
 
     def drain(self) -> list[LeaderCommand]:
         """Everything that has arrived for the loop, in order of arrival."""
@@ -59,3 +71,7 @@ class Inbox:
         with self._stirred:
             self._roused = True
             self._weights_stirred.notify_all()
+
+
+def _nobody() -> None:
+    pass

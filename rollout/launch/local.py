@@ -16,7 +16,7 @@ import torch
 
 from interlace.comm.communicator import Communicator
 from interlace.comm.testing import LocalWorld
-from interlace.comm.waiter import SleepWaiter, Waiter
+from interlace.comm.waiter import RankWaiter, SleepWaiter
 from interlace.envs.variables import present
 from interlace.rollout.config import RolloutConfig
 from interlace.rollout.environments import SubprocessHost
@@ -40,7 +40,7 @@ class LocalTransport:
     ) -> None:
         """`engine`: the ranks that step together with this one; by default all."""
         self.rank = rank
-        self.waiter: Waiter = SleepWaiter()
+        self.waiter: RankWaiter = SleepWaiter()
         self.posts = None
         self._world, self._killed = world, killed
         self._engine = engine or range(world.size)

@@ -21,7 +21,7 @@ from interlace.comm.engine_board import EngineBoard
 from interlace.comm.post_order import PostOrder
 from interlace.comm.shared_serial_device import OnSerialDevice, SharedSerialDevice
 from interlace.comm.torch_communicator import ControlCommunicator, TorchCommunicator
-from interlace.comm.waiter import SleepWaiter, Waiter
+from interlace.comm.waiter import RankWaiter, SleepWaiter
 from interlace.comm.windows import Unshared, native
 from interlace.comm.workspace import Workspace
 from interlace.rollout.config import Launch
@@ -105,7 +105,7 @@ class ProcessTransport:
         except BaseException:
             self.__exit__(None, None, None)
             raise
-        self.waiter: Waiter = SleepWaiter() if self._windows is None else self._windows.waiter
+        self.waiter: RankWaiter = SleepWaiter() if self._windows is None else self._windows.waiter
 
     def control(self, timeout_s: float) -> Communicator:
         if self._windows is not None:

@@ -112,7 +112,7 @@ def _run(
 ) -> RankReport:
     def park(seconds: float) -> None:
         check()
-        inbox.wait(seconds)
+        transport.waiter.rest(seconds, lambda: inbox.has_commands)
 
     def check() -> None:
         watchdog.check()  # first: a failure is why others want this rank ended
@@ -128,6 +128,7 @@ def _run(
             patience=patience,
         )
 
+    inbox.tell(transport.waiter.rouse)
     kernels.choose(config.model.kernels)
     mine = blocks_for(config, folder, transport.device)
     num_blocks = drive(agreed_minimum(transport, mine, deadlines.loading_s()))

@@ -10,7 +10,7 @@ import torch
 
 from interlace.comm.communicator import Communicator
 from interlace.comm.post_order import PostOrder
-from interlace.comm.waiter import Waiter
+from interlace.comm.waiter import RankWaiter
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -33,7 +33,7 @@ class Transport(Protocol):
 
     rank: int
     device: torch.device
-    waiter: Waiter
+    waiter: RankWaiter
     """How this rank waits for any of its communicators."""
     carrier: Carrier
 

@@ -10,6 +10,7 @@ from tests.comm.windows_in_memory import EXTENSION, PATH, ROLE, end, memories
 
 from interlace.comm import window_layout as at
 from interlace.comm.doorbell import DoorbellWaiter, ReferenceDoorbell
+from interlace.comm.waiter import RankWaiter, SleepWaiter
 from interlace.comm.window_reference import Window
 
 LONG_S = 30.0
@@ -24,6 +25,10 @@ def post(kind: str, bell: bytearray) -> None:
 
 def asleep(bell: bytearray) -> bool:
     return bell[at.SLEEPING] == 1
+
+
+def ringing(own: str, bell: bytearray) -> Any:
+    return EXTENSION.Doorbell(bell) if own == "c++" else ReferenceDoorbell(bell)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -54,8 +59,7 @@ def test_a_post_wakes_a_rank_that_sleeps(kind: str) -> None:
 @pytest.mark.parametrize("own", RINGERS)
 def test_what_rang_between_the_look_and_the_wait_ends_it_at_once(own: str, kind: str) -> None:
     bell = bytearray(at.DOORBELL_BYTES)
-    doorbell: Any = EXTENSION.Doorbell(bell) if own == "c++" else ReferenceDoorbell(bell)
-    waiter = DoorbellWaiter(doorbell, spin_ns=0)
+    waiter = DoorbellWaiter(ringing(own, bell), spin_ns=0)
     waiter.arm()
     post(kind, bell)
     began = time.monotonic()
@@ -94,6 +98,41 @@ def test_a_wait_ends_when_the_next_message_is_visible_and_does_not_spin_for_it()
     assert bell.waits[0][0] <= 0.05e9
     assert 0.05e9 < bell.waits[1][0] <= 10**9
     assert bell.waits[2][0] <= 0.05e9
+
+
+@pytest.mark.parametrize("stirred", ["rouse", "post", "ready"])
+@pytest.mark.parametrize("own", [*RINGERS, "none"])
+def test_a_rank_rests_until_it_is_roused_or_waited_for(own: str, stirred: str) -> None:
+    if own == "none" and stirred == "post":
+        return  # nobody can tell it: it rests as long as it was told to
+    bell = bytearray(at.DOORBELL_BYTES)
+    waiter: RankWaiter = SleepWaiter()
+    if own != "none":
+        waiter = DoorbellWaiter(ringing(own, bell), spin_ns=0)
+    asked = threading.Event()
+
+    def is_ready() -> bool:
+        asked.set()
+        return stirred == "ready"
+
+    rank = threading.Thread(target=waiter.rest, args=(LONG_S, is_ready))
+    began = time.monotonic()
+    rank.start()
+    asked.wait(LONG_S)
+    if stirred == "rouse":
+        waiter.rouse()
+    elif stirred == "post":
+        post(RINGERS[0], bell)
+    rank.join()
+    assert time.monotonic() - began < LONG_S / 2
+
+
+@pytest.mark.parametrize("own", RINGERS)
+def test_whoever_is_gone_is_not_roused(own: str) -> None:
+    doorbell = ringing(own, bytearray(at.DOORBELL_BYTES))
+    waiter = DoorbellWaiter(doorbell, spin_ns=0)
+    doorbell.close()
+    waiter.rouse()
 
 
 @needs_extension

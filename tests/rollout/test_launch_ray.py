@@ -114,6 +114,24 @@ def kill_once_seen(text: str) -> int:
     raise AssertionError(f"no process {text}")
 
 
+@pytest.mark.skipif(native() is None, reason="without windows nobody is told")
+def test_a_turn_for_one_rank_wakes_those_that_sleep_beside_it(cluster: Cluster) -> None:
+    """Without that each turn that finds nobody at work would wait for the others' sleep."""
+    asleep = tiny(
+        "launch.kind=ray",
+        "layout.world=2",
+        "scheduler.park_ms=600000",
+        "launch.exchange_timeout_s=20",
+    )
+    tasks = asleep.expand_tasks()[:2]
+    found = []
+    for config in (asleep, tiny("layout.world=1", "mode=serial")):
+        with Rollout(config) as rollout:
+            # One at a time: the other rank has nothing of its own to do.
+            found.append([digest(list(rollout.run([task]))) for task in tasks])
+    assert found[0] == found[1]
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("mode", "transport"), [("serial", "gloo"), ("serial", "auto"), ("multiplexed", "auto")]
