@@ -86,7 +86,6 @@ class DoorbellWaiter:
             self._doorbell.wait(self._heard, min(until_ns, self._due_ns), 0)
 
     def rest(self, seconds: float, is_ready: Callable[[], bool]) -> None:
-        self.arm()
         if not is_ready():
             self._doorbell.wait(self._heard, time.monotonic_ns() + int(seconds * 1e9), 0)
 

@@ -79,10 +79,12 @@ class _Waits:
     def finish(self, request: Finish) -> Any:
         try:
             if request.communicator.poll(request.handle):
-                return request.communicator.result(request.handle)
-            self._progress.waiting(str(request.where))
-            answer = self._wait(request)
-            self._progress.going_on()
+                answer = request.communicator.result(request.handle)
+            else:
+                self._progress.waiting(str(request.where))
+                answer = self._wait(request)
+                self._progress.going_on()
+            self._waiter.arm()  # what others post from here on ends a rest that comes next
             return answer
         except CommunicationError:
             raise

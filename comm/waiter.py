@@ -29,7 +29,7 @@ class RankWaiter(Waiter, Protocol):
 
     def rest(self, seconds: float, is_ready: Callable[[], bool]) -> None:
         """Sleep, at most so long, until `rouse` is called, or another rank waits for this one where
-        the transport tells; not at all if it `is_ready`."""
+        the transport tells; not at all if it `is_ready` or was roused or waited for since `arm`."""
         ...
 
     def rouse(self) -> None:
@@ -59,9 +59,9 @@ class SleepWaiter:
         self._sleep(min(seconds, 2e-5 if self._naps < 200 else 5e-4))
 
     def rest(self, seconds: float, is_ready: Callable[[], bool]) -> None:
-        self._roused.clear()
         if not is_ready():
             self._roused.wait(seconds)
+        self._roused.clear()
 
     def rouse(self) -> None:
         self._roused.set()

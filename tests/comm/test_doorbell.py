@@ -127,6 +127,21 @@ def test_a_rank_rests_until_it_is_roused_or_waited_for(own: str, stirred: str) -
     assert time.monotonic() - began < LONG_S / 2
 
 
+@pytest.mark.parametrize("kind", ["rouse", "post"])
+@pytest.mark.parametrize("own", RINGERS)
+def test_a_rank_that_was_waited_for_on_its_way_to_a_rest_does_not_rest(own: str, kind: str) -> None:
+    bell = bytearray(at.DOORBELL_BYTES)
+    waiter = DoorbellWaiter(ringing(own, bell), spin_ns=0)
+    waiter.arm()
+    if kind == "rouse":
+        waiter.rouse()
+    else:
+        post(RINGERS[0], bell)
+    began = time.monotonic()
+    waiter.rest(LONG_S, lambda: False)
+    assert time.monotonic() - began < LONG_S / 2
+
+
 @pytest.mark.parametrize("own", RINGERS)
 def test_whoever_is_gone_is_not_roused(own: str) -> None:
     doorbell = ringing(own, bytearray(at.DOORBELL_BYTES))
