@@ -261,7 +261,7 @@ def test_a_bit_that_flips_on_the_way_to_one_rank_is_found(
 
 def played(rollout: Rollout, updates: Sequence[Callable[[], Any]]) -> list[Trajectory]:
     """Prompts are answered while the updates are made, a short one before each of them."""
-    futures = [rollout.submit(Task(prompt=prompt, max_tokens=40)) for prompt in PROMPTS]
+    futures = [rollout.submit(Task(prompt=prompt, max_tokens=100)) for prompt in PROMPTS]
     between = []
     for update in updates:
         between += rollout.generate([PROMPTS[0]], max_tokens=6)
