@@ -62,8 +62,8 @@ inline void multiply_staged(const Staged<T> *x, int64_t stride, int64_t rows, co
                             const Finish &finish) {
   alignas(64) float sums[MAX_ROWS * MAX_UNITS * UNIT];
   const int64_t units = padded(outputs) / UNIT, panel = MAX_UNITS * UNIT * inputs;
-  const bool asks = ASKS_AHEAD && rows > MAX_ROWS &&
-                    panel * static_cast<int64_t>(sizeof(T)) <= ASKED_BYTES;
+  const bool asks =
+      rows > MAX_ROWS && panel * static_cast<int64_t>(sizeof(T)) <= ASKED_BYTES;
   for (int64_t group = 0; group < units; group += MAX_UNITS) {
     const int64_t end = lesser(group + MAX_UNITS, units);
     const T *next = packed + end * UNIT * inputs;

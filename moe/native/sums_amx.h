@@ -136,7 +136,7 @@ struct Meanwhile {
     finish(row, now, unit, units, sums);
     row += now, left -= now, sums += now * MAX_UNITS * UNIT;
   }
-  // Before its sums' memory is used again, but for the last two tiles'.
+  // A tile's sums are there: what is left of the last one's goes first.
   void begin(const float *of, int64_t first, int64_t height, int64_t first_unit, int64_t num) {
     end();
     sums = of, row = first, left = height, unit = first_unit, units = num;
